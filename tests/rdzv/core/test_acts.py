@@ -227,15 +227,6 @@ def test_a_full_store_is_retried_later_and_the_problem_is_reported() -> None:
     assert isinstance(act_of(run, obstacle=obstacle), Complete)
 
 
-def test_in_a_closed_run_the_progress_is_reported_and_the_members_are_asked_to_stop() -> None:
-    run = in_steps()
-    run.closed = True
-    head = Head(closed=Closed(reason="done", by="a"))
-    act = act_of(run, **told(run, head=head))
-    assert isinstance(act, Ask)
-    assert act.stop == Stop(round=0, why="the run is closed: done")
-
-
 def test_a_wait_lasts_until_the_first_due_moment() -> None:
     run = HandFed(needed=2, capacity=4, last_call=30.0)
     run.arrive("a", "b")

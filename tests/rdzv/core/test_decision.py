@@ -96,14 +96,6 @@ def test_if_no_member_that_knew_the_last_round_is_back_the_last_call_is_waited_f
     assert run.completes() is not None
 
 
-def test_while_members_remain_it_decides_again_at_the_end_of_the_last_call() -> None:
-    run = round_of("a", "b", "c", needed=2, capacity=4, last_call=30)
-    run.arrive("a", "b")
-    assert until(run) == run.now + 30
-    run.arrive("x", "y")
-    assert until(run) is None, "full: no last call to wait for"
-
-
 @pytest.mark.parametrize(("joined", "left"), [("a", None), ("ab", 20.0), ("abc", None), ("abcd", None)])
 def test_a_last_call_runs_from_the_minimum_to_the_full_round(joined: str, left: float | None) -> None:
     run = HandFed(needed=2, capacity=3, last_call=30.0)
@@ -683,3 +675,5 @@ def test_a_wait_for_the_last_calls_end_ends_with_it() -> None:
         decision = next_round(run.view, run.rules, Head(), now=run.now + later)
         assert isinstance(decision, Wait)
         assert decision.until == (waits_until and run.now + waits_until)
+    run.arrive("x", "y")
+    assert until(run) is None, "full: no last call to wait for"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -23,6 +23,9 @@ from store.net.tasks import cancel_and_wait
 from tests.rdzv.node.part.parts import part_of
 from tests.support.runs import VirtualRun, connected
 from tests.support.stores import connect_in_memory, serve_in_memory
+
+if TYPE_CHECKING:
+    from store import Client
 
 pytestmark = pytest.mark.virtual_time
 
@@ -65,6 +68,12 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
         part.port.release()
     assert answers == [BegunStep(round=7, step=None)]
     assert not membership.gate.begin_step(0), "and it begins no step before the members have agreed"
+
+
+def watcher_of(client: Client, arrival: SimpleNamespace, **of_the_part: Any) -> tuple[MembershipWatcher, Any]:
+    part, link = part_of(), cast("Any", SimpleNamespace(store=client, follower=FOLLOWER))
+    same = {"node_id": part.node_id, "keys": part.keys, "settings": part.settings}
+    return MembershipWatcher(cast("Any", SimpleNamespace(arrival=arrival, **same, **of_the_part)), link), link
 
 
 FOLLOWER = SimpleNamespace(head=Head(), resets=0, own_ban=None, has_attributes=lambda _: None)
@@ -123,16 +132,10 @@ async def test_a_drains_deadline_removes_the_record_that_it_found(
         elif stored == "none":
             await client.delete(key)
         leaving = None if left is None else SimpleNamespace(until=client.time() + left, reason="")
-        stand_in = SimpleNamespace(
-            drained=lambda _: leaving,
-            arrival=SimpleNamespace(record=record, state=state, is_current=lambda _: True),
-            removed_by_operator=lambda _, why: said.append(why),
-            node_id=part.node_id,
-            keys=part.keys,
-            settings=part.settings,
+        arrival = SimpleNamespace(record=record, state=state, is_current=lambda _: True)
+        watcher, link = watcher_of(
+            client, arrival, drained=lambda _: leaving, removed_by_operator=lambda _, why: said.append(why)
         )
-        link = cast("Any", SimpleNamespace(store=client, follower=FOLLOWER))
-        watcher = MembershipWatcher(cast("Any", stand_in), link)
         again = await watcher._check_drain(link, cast("Any", SimpleNamespace(over=None)))
         assert again == (leaving.until if leaving and left else None)
         assert said == (["it was to leave, and its time is over"] if removed else [])
@@ -160,21 +163,16 @@ async def test_a_record_that_is_gone_ends_the_membership(stored: str, state: Sta
             await client.delete(key)
         elif stored == "another":
             await client.put(key, b"")
-        stand_in = SimpleNamespace(
-            arrival=SimpleNamespace(
-                record=SimpleNamespace(arrival=arrival),
-                state=state,
-                is_current=lambda _: current,
-                removed=lambda: said.append("removed"),
+        record = SimpleNamespace(arrival=arrival)
+        watcher, link = watcher_of(
+            client,
+            SimpleNamespace(
+                record=record, state=state, is_current=lambda _: current, removed=lambda: said.append("removed")
             ),
             end_membership=lambda why, dropped: said.append((why.partition(";")[0], dropped)),
             listeners=SimpleNamespace(notify=lambda: said.append("told")),
-            node_id=part.node_id,
-            keys=part.keys,
-            settings=part.settings,
         )
-        link = cast("Any", SimpleNamespace(store=client, follower=FOLLOWER))
-        await MembershipWatcher(cast("Any", stand_in), link)._check_record_exists(link)
+        await watcher._check_record_exists(link)
     assert said == (["removed", ("its record was deleted", True), "told"] if ended else [])
 
 
