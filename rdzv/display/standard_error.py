@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import select
@@ -105,6 +106,20 @@ def say_error(line: str) -> None:
 def flush_errors(within: float = AT_EXIT) -> None:
     """Wait until all lines of `say_error` are written, at most `within` seconds."""
     _lines.flush(within)
+
+
+class _Stream(io.TextIOBase):
+    def write(self, text: str) -> int:
+        say_error(text.removesuffix("\n"))
+        return len(text)
+
+
+def write_logs_in_thread() -> None:
+    """Let all handlers of `logging` that write to standard error do so without waiting for its reader."""
+    loggers = [logging.getLogger(), *map(logging.getLogger, list(logging.root.manager.loggerDict))]
+    for handler in {one for logger in loggers for one in logger.handlers}:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr:
+            handler.setStream(_Stream())
 
 
 class StandardErrorHandler(logging.Handler):

@@ -23,7 +23,9 @@ from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS, read
-from rdzv.loop import MOVES, EndKind, in_thread, leaving_in_words
+from rdzv.core.round_life import Ending, EndKind
+from rdzv.core.state import MOVES, leaving_in_words
+from rdzv.display.standard_error import write_logs_in_thread
 from rdzv.loop.own_folder import make_own_folder
 from rdzv.loop.process_files import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.loop.round_monitor import RoundMonitor
@@ -355,6 +357,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             configure_logging()
             self._stack.callback(self._screen.stop)
             if runs_under_torchrun():
+                write_logs_in_thread()
                 self._signals.install()
                 self._screen.end_quietly(self._end_by_signal)
             connecting = sync.connect(self._choices.url, **self._choices.overrides)

@@ -32,7 +32,7 @@ def block() -> None:
 
 
 @pytest.mark.in_ci
-async def test_an_agent_serves_its_store_also_if_its_standard_error_is_not_read(tmp_path: Path) -> None:
+async def test_an_agent_serves_its_store_and_ends_also_if_its_standard_error_is_not_read(tmp_path: Path) -> None:
     """And it leaves the signal mask as it is, for its workers, too."""
     require("torch")
     port = free_port()
@@ -67,6 +67,8 @@ async def test_an_agent_serves_its_store_also_if_its_standard_error_is_not_read(
             for _ in range(100):  # each connection logs a few lines
                 async with store.connect(f"tcp://127.0.0.1:{port}", timeout=10) as client:
                     await client.put("a", b"1")
+            agent.terminate()  # PyTorch logs its lines about that in the main thread
+            assert await asyncio.to_thread(agent.wait, 60) == 1
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(agent.pid, signal.SIGKILL)
