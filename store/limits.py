@@ -132,10 +132,12 @@ class Limits:
             value = getattr(self, limit.name)
             if not 0 < value < math.inf:
                 raise ValueError(f"the limit {limit.name} is {value!r}; it must be above 0, and finite")
-        held_back = self.memory_kept_back + self.history_bytes_max
+        value, kept_back = self.value_bytes_max + 4 * KIB, self.memory_kept_back + self.history_bytes_max
+        for_one = "one value of value_bytes_max and what goes with it"
+        beside = "one outbox_bytes_max, one frame_bytes_max, history_bytes_max and"
         for name, least, for_what in (
-            ("frame_bytes_max", self.value_bytes_max + 4 * KIB, "one value of value_bytes_max and what goes with it"),
-            ("memory_bytes_max", held_back, "one outbox_bytes_max, one frame_bytes_max and history_bytes_max"),
+            ("frame_bytes_max", value, for_one),
+            ("memory_bytes_max", kept_back + value, f"{beside} {for_one}"),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} ({getattr(self, name)}) has no room for {for_what}: make it at least {least}")

@@ -32,6 +32,9 @@ ANSWERS_WITHIN: Final = 3.0  # seconds
 NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
 NAMED_MOST: Final = 4  # addresses in a message
 TOKEN_BYTES: Final = 16
+LET_ONE_HOST: Final = (
+    "write a name or an address of one machine in the URL, or is_host=1 on one node and is_host=0 on the others"
+)
 
 Target = tuple[int, tuple[Any, ...]]  # a socket family, and the argument of `socket.connect`
 

@@ -231,7 +231,9 @@ async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> 
     dial = MultiHostDial(settings, credentials)
     hosts, tls = dial.hosts, dial.tls
     meant = [host for host in hosts if lost in {str(host), host.address.host}]
-    if len(meant) != 1 or len(hosts) == 1:
+    if len(hosts) == 1:
+        raise RendezvousSettingsError(f"{settings.endpoint.url} names one host, and none follows it: start it again")
+    if len(meant) != 1:
         raise RendezvousSettingsError(
             f"{lost[:80]!r} is not one of the several hosts of {settings.endpoint.url}; write one as it is there"
         )

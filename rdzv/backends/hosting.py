@@ -24,6 +24,7 @@ import anyio
 import anyio.to_thread
 
 from rdzv.backends.bind_address import (
+    LET_ONE_HOST,
     BindAddress,
     CannotAskError,
     HostedElsewhereError,
@@ -401,9 +402,7 @@ def _refuse_shared_name(settings: Settings, host: str, bound: BindAddress) -> No
     """Raise for a name of several machines if several nodes may join; else warn."""
     others = f"also names {list_hosts(bound.foreign)}, of other machines" if bound.foreign else "stands for any machine"
     problem = f"{host} {others}, and each of them would start a store of its own"
-    remedy = "write a name or an address of one machine in the URL, or is_host=1 on one node only"
     if settings.max_nodes != 1:
-        raise RendezvousSettingsError(f"run {settings.run_id}: {problem}; {remedy}")
-    log.warning(
-        "run %s: %s; this node starts one all the same, since max_nodes is 1; %s", settings.run_id, problem, remedy
-    )
+        raise RendezvousSettingsError(f"run {settings.run_id}: {problem}; {LET_ONE_HOST}")
+    all_the_same = "this node starts one all the same, since max_nodes is 1"
+    log.warning("run %s: %s; %s; %s", settings.run_id, problem, all_the_same, LET_ONE_HOST)

@@ -20,7 +20,7 @@ from anyio.abc import SocketAttribute
 
 import store
 from rdzv._version import __version__
-from rdzv.backends.bind_address import list_hosts, split_addresses
+from rdzv.backends.bind_address import LET_ONE_HOST, list_hosts, split_addresses
 from rdzv.backends.credentials import Credentials, with_expected_nodes
 from rdzv.backends.host_queries import answers_of_hosts
 from rdzv.cli.command import DONE, FAILED, JSON, NAMED_MOST, STORE, command, option, print_text, say
@@ -184,9 +184,8 @@ async def _look_for_other_machines(host: str, port: int, checks: list[Check]) ->
     with contextlib.suppress(OSError):
         ours, others = await anyio.to_thread.run_sync(split_addresses, host, port)
         if ours and others:
-            remedy = "write a name or an address of one machine in the URL, or is_host=1 on one node only"
             found = f"{host} is {list_hosts(ours)} of this machine, and {list_hosts(others)}, which it does not have"
-            checks.append(Check("machines", found, remedy))
+            checks.append(Check("machines", found, LET_ONE_HOST))
 
 
 async def _reach(host: str, port: int, addresses: list[str], timeout: float, *, etcd: bool) -> tuple[str, Check]:
@@ -204,7 +203,8 @@ async def _reach(host: str, port: int, addresses: list[str], timeout: float, *, 
         except OSError as error:
             cause = error.__cause__ or error
             problems.append(f"{at}: {'nobody listens there' if isinstance(cause, ConnectionRefusedError) else cause}")
-    start = "etcd there" if etcd else f"the store there (rdzv serve --port {port}), or the node whose machine {host} is"
+    serve = f"rdzv serve --host {host} --port {port}"
+    start = "etcd there" if etcd else f"the store there ({serve}), or the node whose machine {host} is"
     return "", Check("port", "; ".join(problems), f"start {start}; let port {port} through the firewall")
 
 

@@ -94,7 +94,7 @@ def _check_scheme(scheme: str) -> None:
     if scheme not in SCHEMES:
         refuse(
             f"the scheme {shown(scheme)} is not one of {', '.join(SCHEMES)}{suggest(scheme, SCHEMES)}; write for "
-            f"example tcp://head:29400/job-7, or register a backend of that name with rdzv.register"
+            f"example tcp://head:29400/job-7"
         )
 
 

@@ -266,7 +266,7 @@ class ClientConnection:
                 if item.token_wanted and self._token is None:
                     # The hello without a proof is already sent, so that the server logs the missing token, too.
                     raise AuthenticationError(
-                        f"{self._name} wants a token, and none was given: pass token= or token_file="
+                        f"{self._name} wants a token, and none was given: pass token=, or a run's token_file="
                     )
             else:
                 yield self._take_welcome(item) if isinstance(item, Welcome) else item

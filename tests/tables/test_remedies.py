@@ -146,7 +146,7 @@ def reached(write: Callable[[str], Any]) -> None:
 
 OF_A_SERVER = {
     "no token": Remedy(
-        lambda _: with_token(), store.AuthenticationError, "pass token= or", lambda _: with_token(token=TOKEN)
+        lambda _: with_token(), store.AuthenticationError, "pass token=", lambda _: with_token(token=TOKEN)
     ),
     "an empty token": Remedy(
         lambda _: started(token=""), store.StoreUsageError, "leave it out, or give one", lambda _: started(token=TOKEN)

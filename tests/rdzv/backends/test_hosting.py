@@ -150,7 +150,9 @@ async def test_an_address_that_refuses_or_is_silent_is_another_machines(
                 waiting.connect_ex(other.getsockname())
         addresses = [(loopback, ("127.0.0.1", port))], [(loopback, other.getsockname())]
         monkeypatch.setattr(bind_address, "split_addresses", lambda *_: addresses)
-        with pytest.raises(RendezvousSettingsError, match=r"also names 127\.0\.0\.7.* is_host=1 on one node only"):
+        with pytest.raises(
+            RendezvousSettingsError, match=r"also names 127\.0\.0\.7.* is_host=1 on one node and is_host=0 on the"
+        ):
             host_of(f"tcp://pods.test:{port}/job", insecure=True, min_nodes=1, max_nodes=2)
         assert not can_reach("127.0.0.1", port)
         for more in ({"max_nodes": 1}, {"max_nodes": 2, "is_host": True}):

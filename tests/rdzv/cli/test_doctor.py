@@ -139,7 +139,7 @@ async def test_a_name_that_stands_for_several_machines_is_found(monkeypatch: pyt
         await doctor._look_for_other_machines(host, 29400, checks)
     (check,) = checks
     assert "192.0.2.7" in check.found
-    assert "is_host=1 on one node only" in check.remedy
+    assert "is_host=1 on one node and is_host=0 on the others" in check.remedy
 
 
 async def test_an_error_in_the_last_check_does_not_hide_the_earlier_checks(

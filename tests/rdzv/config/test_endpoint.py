@@ -70,7 +70,7 @@ def test_every_scheme_has_a_port_and_a_prefix() -> None:
         ("tcp://head/a b", ("%20", "a b")),
         ("tcp://head/a\n", ("%20", "must be scheme://")),
         ("tcp://head/r#part", ("%23", "#part")),
-        ("tpc://head/r", ("tpc", "did you mean tcp?", "tcps", "rdzv.register")),
+        ("tpc://head/r", ("tpc", "did you mean tcp?", "tcps")),
         ("tcp://head:0/r", ("port", "'0'", "65535", "29400")),
         ("tcp://head:65536/r", ("port", "65536", "65535")),
         ("tcp://head:x/r", ("port", "'x'", "whole number")),
