@@ -86,9 +86,10 @@ class Screen:
 
         def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             name = signal_of(error)
-            if name is None or log.isEnabledFor(logging.DEBUG):
+            if name is None:
                 before(kind, error, trace)
-            if name is not None:
+            else:
+                log.debug("run %s: a signal ends this agent here", self._run_id, exc_info=error)
                 end(name)
 
         sys.excepthook = say

@@ -179,8 +179,11 @@ def test_an_agent_that_a_signal_ends_shows_no_traceback(
         sys.excepthook(type(error), error, None)
     assert (others, told) == (["ValueError"], ["SIGTERM", "SIGINT"])
     caplog.set_level(logging.DEBUG, logger="rdzv.torch")
-    sys.excepthook(SignalException, SignalException("got signal: 15", sigval=signal.SIGTERM), None)
-    assert others == ["ValueError", "SignalException"]
+    error = SignalException("got signal: 15", sigval=signal.SIGTERM)
+    sys.excepthook(SignalException, error, None)
+    assert caplog.records[-1].exc_info is not None
+    assert caplog.records[-1].exc_info[1] is error
+    assert others == ["ValueError"], "no traceback waits for a reader of standard error"
 
 
 @pytest.mark.parametrize(
