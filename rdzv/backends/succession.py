@@ -69,7 +69,7 @@ class HostSuccession(StoreStarter):
         self._since = -math.inf  # when this process began to look for a store
 
     async def _run(self) -> HostedStore | None:
-        self._since = since = anyio.current_time()
+        self._since = anyio.current_time()
         try:
             while True:
                 found = await ask_all(self._hosts, self._tls(), within=ANSWERS_WITHIN)
@@ -78,13 +78,12 @@ class HostSuccession(StoreStarter):
                     self._asked.set()
                     with anyio.move_on_after(CONNECTS_WITHIN):
                         await self._settled.wait()
-                    since = anyio.current_time()
+                    self._since = anyio.current_time()
                 else:
-                    may_host = self.may_host(anyio.current_time() - since)
-                    place = await self._own_place(answers) if may_host else None
+                    place = await self._own_place(answers) if self._may_host_now() else None
                     if place is not None and (host := await self._run_as_candidate(*place)) is not None:
                         return host
-                    await self._pause(self._hosts, found, since)
+                    await self._pause(self._hosts, found, self._since)
                 if self._settled.is_set():
                     return None
         except RendezvousError as error:

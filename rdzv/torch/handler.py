@@ -23,9 +23,8 @@ from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS, read
-from rdzv.core.round_life import Ending, EndKind
-from rdzv.core.state import MOVES, leaving_in_words
 from rdzv.display.standard_error import write_logs_in_thread
+from rdzv.loop import MOVES, EndKind, in_thread, leaving_in_words
 from rdzv.loop.own_folder import make_own_folder
 from rdzv.loop.process_files import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.loop.round_monitor import RoundMonitor

@@ -59,7 +59,7 @@ ORDER_WITHIN = 1.0  # seconds after which a user's rank order is reported as the
 MARKERS = 1  # operations of a commit beside its puts: the delete of the marker
 SHARED_TTL_LEAST = 30.0  # seconds, at least, that the keys of a round's shared store stay without a coordinator
 SHARED_TTL_FACTOR = 3  # the keys of a round's shared store outlive their readers: they stay for three member TTLs
-HOUR_OFF_MOST = 0.1  # seconds; a smaller change of the run's time of day waits for the next note
+CLOCK_OFF_MOST = 0.1  # seconds; a smaller change of the run's time of day waits for the next note
 KEEP_TIME_EVERY = 60.0  # seconds between notes of the run's time of day; a store loses the note when it restarts
 REFUSED_PAUSE = 0.2  # seconds until the coordinator decides anew after a refused write, if no event comes
 OVERHEAD_BYTES = 40  # the size of a condition or a write in a transaction, beside its key and value
@@ -147,7 +147,7 @@ class CoordinatorTerm:
     def _set_time_of_day(self, hour: float, *, at: float) -> None:
         """Set the run's time of day to `hour` at the time `at` on this node's clock; if it has changed, send it."""
         before, self._role.day_offset = self._role.day_offset, hour - at
-        if abs(self._role.day_offset - before) > HOUR_OFF_MOST:
+        if abs(self._role.day_offset - before) > CLOCK_OFF_MOST:
             self._role.lease.renew_now()
             self._hour_changed.set()
 

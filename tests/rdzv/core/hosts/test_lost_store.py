@@ -8,7 +8,7 @@ import pytest
 
 from rdzv.core.hosts.lost_store import last_known_run, survivor_ranks
 from rdzv.core.round import Round
-from rdzv.core.state import Head, Hosted, LostStore, NodeRecord, Phase, Progress
+from rdzv.core.state import Head, HostedNode, LostStore, NodeRecord, Phase, Progress
 
 EARLIER = LostStore(generation=1, revision=9, round=8, round_at=50, awaited=3)
 
@@ -51,13 +51,13 @@ GONE = Progress(phase=Phase.TRAINING, round=7, lost=1, lost_ids=("b",), departed
         ({"round": ROUND, "progress": GONE}, 3, 7, 90),
         ({"round": ROUND, "progress": GONE, "moves_over": GONE.replace(departed=0, departed_ids=())}, 4, 7, 90),
         ({"round": ROUND, "progress": GONE.replace(round=6)}, 5, 7, 90),
-        ({"round": ROUND, "progress": GONE, "hosted": {"d": Hosted(1, 90), "b": Hosted(1, 90)}}, 2, 7, 90),
-        ({"round": ROUND, "progress": GONE, "hosted": {"d": Hosted(1, 80)}}, 3, 7, 90),
-        ({"round": ROUND, "progress": GONE.replace(lost=3), "hosted": {"d": Hosted(1, 90)}}, 1, 7, 90),
+        ({"round": ROUND, "progress": GONE, "hosted": {"d": HostedNode(1, 90), "b": HostedNode(1, 90)}}, 2, 7, 90),
+        ({"round": ROUND, "progress": GONE, "hosted": {"d": HostedNode(1, 80)}}, 3, 7, 90),
+        ({"round": ROUND, "progress": GONE.replace(lost=3), "hosted": {"d": HostedNode(1, 90)}}, 1, 7, 90),
         ({"round": ROUND, "progress": GONE.replace(lost=9)}, 0, 7, 90),
         ({}, 0, -1, 0),
         ({"lost_store": EARLIER}, 3, 8, 50),
-        ({"lost_store": EARLIER, "hosted": {"d": Hosted(1, 50), "e": Hosted(1, 49)}}, 2, 8, 50),
+        ({"lost_store": EARLIER, "hosted": {"d": HostedNode(1, 50), "e": HostedNode(1, 49)}}, 2, 8, 50),
         ({"lost_store": EARLIER, "round": ROUND}, 5, 8, 90),
     ],
 )
