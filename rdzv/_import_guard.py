@@ -1,8 +1,7 @@
 """Checks, at import, that the package `store` is this project's, and complete.
 
 Many scripts have a file `store.py` beside them. A PyPI distribution called `store` overwrites `store/__init__.py` with
-an empty file, and removes the file when it is uninstalled. The check reads a foreign `store`, and
-never runs it.
+an empty file, and removes the file when it is uninstalled. The check reads a foreign `store`, but never runs it.
 """
 
 from __future__ import annotations

@@ -55,8 +55,7 @@ def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: 
     rank 0 before; it was chosen again because every other candidate was one, too.
     """
     here = size - len(missing)
-    # If one of two nodes cannot reach the other, either may be to blame: the other node is left out only after it
-    # was rank 0 itself.
+    # Of two nodes, either may be to blame: the other node is left out only after it was rank 0 itself.
     most = here > len(missing) or (here == len(missing) and (size > 2 or again))
     if missing and here >= needed and most:
         return Verdict(why=f"{why}; the others go on", left_out=tuple(missing))

@@ -63,8 +63,7 @@ class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tup
     def on_superseded(self, callback: Callable[[str], None]) -> None:
         """Call back, with the reason, as soon as this node is no longer in the round. Thread-safe.
 
-        The callback must be quick: it runs in the node thread, or in the caller's if the node is out of the round
-        already.
+        The callback must be quick: it runs in the node thread, or in the caller's if the reason exists already.
         """
         self._membership.call_when_over(callback)
 
@@ -231,10 +230,9 @@ def exceeds_maximum(round: Round, resized: Resized | None) -> bool:
 def changes_since(
     seen: Sequence[Change], head: Head, *, round: Round | None, dropped: str | None, node_id: str = "", now: float = 0.0
 ) -> list[Change]:
-    """Return the changes in `head` that the member has not been told.
+    """Return the changes in `head` that were not reported to the member yet.
 
-    `seen` has the last change of each kind that the member was told in this round. `dropped` is the reason if this node
-    itself was dropped.
+    `seen` has the last reported change of each kind in this round, `dropped` the reason if this node was dropped.
     """
     # The closing comes first: a caller that learns of a departure should know by then that the run is closed.
     all_of_it: list[Change] = [] if head.closed is None else [head.closed]

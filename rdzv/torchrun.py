@@ -1,7 +1,6 @@
 """The entry point of the group `torchrun.handlers`, for `torchrun --rdzv-backend=rdzv`.
 
-torchrun loads each entry point of the group, whichever backend is used, so this module imports no PyTorch and nothing
-that might fail.
+torchrun loads all entry points of the group, whichever it uses, so this module imports nothing that might fail.
 
     python -m rdzv.torchrun --rdzv-backend=rdzv ...
 

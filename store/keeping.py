@@ -451,8 +451,8 @@ class _Keeper:
 class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
     """The blocking twin of `kept_lease`: a thread renews the lease, and the block is not cancelled.
 
-    Call `check` before critical steps, or make writes conditional on the lease's key. If the lease was lost the block
-    ends with `LeaseNotFound`.
+    Call `check` before critical steps, or make writes conditional on the lease's key. The block of a lost lease ends
+    with `LeaseNotFound`.
     """
 
     id: int

@@ -2,8 +2,7 @@
 
 A request's type names its response: `Put` is a `Request[Written]`, so `call(Put(...))` returns a `Written`. The words
 are etcd's. The *revision* of the store increases by one per change. The `create_revision` and `mod_revision` of a key
-are those of its creation and its last change. Keys on a *lease* are deleted when the lease ends. Times are durations in
-seconds, never deadlines.
+are those of its creation and last change. Keys on a *lease* are deleted when it ends. Times are durations in seconds.
 """
 
 from __future__ import annotations
@@ -99,8 +98,7 @@ _EXPECTED: tuple[type, ...] = (int, int, bytes, bool, bytes)
 class Condition(Record, kw_only=True):
     """The condition that `target` of `key` equals `expected`.
 
-    `expected` is an `int` for revisions, `bytes` for a value, a `bool` for existence. `VALUE_IF_ANY` also holds for a
-    missing key.
+    `expected` is an `int`, `bytes` for a value, a `bool` for existence. `VALUE_IF_ANY` also holds for a missing key.
     """
 
     key: str

@@ -154,9 +154,8 @@ class HostedStore:
 async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int, str]:
     """Reject new nodes of all runs; if nodes of another run have joined and stay, accept them again.
 
-    Nodes of the host's own run are new if they joined after revision `since` (if 0, after this rejection). The listings
-    are read after the keys were written, so they contain every accepted node. Return the rejection's revision, and the
-    nodes that stay, in words.
+    Nodes of the host's own run are new if they joined after revision `since` (if 0, after this rejection). Nodes are
+    listed after the keys were written, so none is missed. Return the rejection's revision, and the staying nodes.
     """
     # The key has a TTL: after the death of this host, a durable store must accept nodes under another host.
     revision = await client.put(keys.ending, b"", ttl=ENDING_TTL)

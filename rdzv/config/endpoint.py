@@ -4,8 +4,7 @@
     ─┬─   ────┬─────  ─┬──  ──────────┬──────────
    scheme  endpoint  run_id       parameters
 
-`split_url` checks only the form of a URL; each backend checks the parts. `Endpoint` checks scheme and
-hosts, without DNS.
+`split_url` checks only the form of a URL; each backend checks the parts. `Endpoint` checks scheme and hosts (no DNS).
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ a parameter is given in several places, this order decides:
 
 torchrun's `--rdzv-conf` is passed on as keywords. In `--rdzv-conf` and URLs, but nowhere else, a parameter may have an
 older name, such as `timeout`, and PyTorch's pair `keep_alive_interval` x `keep_alive_max_attempt` may stand for `ttl`.
-Keywords that are None are ignored. Unknown names are errors, but not in the environment, in which launchers set
-RDZV_ROUND and others.
+Keywords that are None are ignored. Unknown names are errors, except in the environment (launchers set RDZV_ROUND).
 
 Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. If both are
 given, the one from the stronger place counts; both in one place are an error.

@@ -359,8 +359,7 @@ def next_report_at(last: Progress | None, last_at: float, current: Progress, *, 
 
     A change of the phase, round or problem (see `_without_details`) is written at once. Another change is written 1 ms
     per node after the last write, at least 50 ms and at most 5 s, so that a thousand arrivals do not send each node a
-    thousand messages. The time left of a last call is written for a later coordinator: every second, or after a tenth
-    of itself if longer.
+    thousand messages. The time left of a last call is written each second, or after a tenth of itself if longer.
     """
     if last is None or _without_details(last) != _without_details(current):
         return now

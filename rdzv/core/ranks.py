@@ -46,8 +46,7 @@ def survivors_then_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, i
 def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
     """Return survivors at their last ranks, and newcomers, by arrival, at the free ranks: a newcomer may be rank 0.
 
-    In a smaller round, survivors whose last ranks do not exist any more get free ranks before newcomers do. No other
-    order changes fewer ranks.
+    In a smaller round, survivors whose last ranks no longer exist get free ranks before newcomers do.
     """
     return _at_places(arrivals, previous, lambda record: previous.get(record.node_id))
 

@@ -10,8 +10,7 @@ the members agree on a step: the largest step that any member has begun, plus on
 The node's thread answers at once, while the member computes in its own thread. The two threads share a `StepGate`. No
 member may begin a step beyond the one in its answer. So both threads write first and then read: the member writes its
 step, then reads if it was asked; the node writes that it asked, then reads the step. At least one thread sees the
-other's write; if the member sees that it was asked, it waits for the decision. (CPython's locks keep these single
-accesses in one order.)
+other's write; if the member sees that it was asked, it waits for the decision. (CPython keeps these accesses in order.)
 
 A member that has begun no step answers None. If all members answer None, all leave at once; but if newcomers are the
 only reason, a member may first finish its body. So after a decision to leave at once for newcomers only, a stronger

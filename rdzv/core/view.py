@@ -206,8 +206,7 @@ class View:
     ) -> None:
         """Apply one event of the watch on nodes' records.
 
-        `bans` tell why records were deleted. From `last_call_timeout` follows when a last call began that the previous
-        coordinator has reported.
+        `bans` tell why records were deleted. `last_call_timeout` dates a last call that the last coordinator reported.
         """
         if event.kind == "reset":
             self.synced = False
@@ -284,9 +283,8 @@ class View:
     def expected_back(self) -> set[str]:
         """The lost nodes that may come back; empty unless a waiting node's record says that an outage dropped it.
 
-        An outage ends for all nodes that it cut off. Killed nodes cannot be told from these, so only the last call
-        limits the wait for lost nodes. A round may have completed during the outage, so nodes lost by the round before
-        that one count, too.
+        An outage ends for all nodes that it cut off. Killed nodes cannot be told from these, so the last call limits
+        the wait. A round may have completed during the outage, so nodes lost by the round before that one count, too.
         """
         if not any(record.lapsed_in >= max(self.number - 1, 0) for record in self.waiting.values()):
             return set()

@@ -1,7 +1,6 @@
 """`/metrics` and `/healthz` of a node's own process (`metrics_port`). Needs the extra `http`.
 
-The metrics need no request to the store. The port is opened when the node first joins, so commands that only read a run
-do not open it.
+The metrics need no request to the store. The port is opened when the node first joins: commands do not open it.
 """
 
 from __future__ import annotations

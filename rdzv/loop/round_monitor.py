@@ -4,8 +4,7 @@
 
 **The end of a round.** A member's loss, a departure other than at the agreed step, and the removal of this node end a
 round at once. The run's closing, like every announced change, ends the round at the step that the members agree on. But
-a closing ends the round at once if this member begins no steps, or if the run was given up: the member that gave up has
-left mid-step.
+it ends the round at once if this member begins no steps, or if the run was given up by a member, which left mid-step.
 """
 
 from __future__ import annotations
@@ -159,8 +158,7 @@ class RoundMonitor:
         if progress is None:
             return None
         if at_end and progress.live < round.size:
-            # This member has finished its work, and reaches no agreed step. If others stop before they finish, it meets
-            # again with them.
+            # This member has finished, and reaches no agreed step. If others stop before they finish, all meet again.
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
         if self.phase is WorkPhase.AT_WORK and progress.live < round.size and round.in_steps and not gate.decided:
             # A member has rejoined without an agreed stop: its step failed, and it could not ask the store which member
@@ -212,8 +210,7 @@ class RoundMonitor:
             if self.ending is None:  # the node has not read of the end yet, or the error is of another round
                 self._note(Ending(kind=EndKind.DROPPED, reason=str(failure)))
                 if self.membership.gate.is_awaited:
-                    # Other members wait for this one in a step. Report a departure: a new arrival alone would count as
-                    # a stop at the agreed step.
+                    # Others wait for this member in a step. Report a departure: an arrival means an agreed stop.
                     await in_node(self._leave())
             return Outcome.MEET_AGAIN
         self.phase = WorkPhase.FAILED
@@ -311,8 +308,7 @@ class RoundMonitor:
     async def claim_end(self, how: str = "") -> bool:
         """Report that this member ends the round, and how its work failed, if it did; return True if it is the first.
 
-        Return False, too, if this node is cut off from the store or no longer in the round: then its work is not to
-        blame.
+        Return False, too, if this node is cut off from the store or out of the round: then its work is not to blame.
         """
         said = f"{self.node.node_id}\n{how}".encode(errors="backslashreplace")
         with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError, StoreError):

@@ -12,8 +12,8 @@ The loop yields each round once. The body of a round ends in one of these ways:
     a node wants to join or leave         all members leave at the same `check`; the next round follows
     the body finishes                     this member waits for the others to finish; then the run is closed
     the body raises `GiveUp`              the run is closed everywhere, with its reason; it is raised here
-    the body raises anything else         it is raised here, and the node leaves, if the error is its own; if others
-                                          have gone, the error is theirs, and the next round follows
+    the body raises anything else         it is raised here, and the node leaves; but if others have gone, the next
+                                          round follows
     the run is closed                     the loop ends
 """
 

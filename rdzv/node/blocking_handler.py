@@ -79,8 +79,7 @@ class Handler(NodeView, RendezvousHandler):
             joining = self.start(node.next_rendezvous(ticket, self._health_check(node)))
             return self._info(result_of(joining))
         except BaseException:
-            # `abandon` undoes the call, even if a signal handler raised just before or after it. A failed call has
-            # already undone its work.
+            # `abandon` undoes the call, even if a signal handler raised around it. A failed call has undone its work.
             if joining is None or not joining.has_failed:
                 try:
                     self._abandon(node, ticket)

@@ -70,8 +70,7 @@ class Handler(NodeView, RendezvousHandler):
         self,
         node: Node,
         *,
-        # Make clients for the shared store: `open_store` in the caller's loop, `open_blocking_store` for blocking
-        # callers.
+        # Make clients for the shared store: `open_store` in the caller's loop.
         open_store: Callable[[], contextlib.AbstractAsyncContextManager[Store]],
         open_blocking_store: Callable[[], BlockingStore] | None = None,
     ) -> None:

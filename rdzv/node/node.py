@@ -1,7 +1,6 @@
 """A node: it connects, takes part in its run, and answers its callers.
 
-A node runs in an event loop that no caller can block (`link.node_loop.NodeLoop`). Other threads call only the methods
-marked "thread-safe".
+A node runs in an event loop that no caller can block (`NodeLoop`). Other threads call only "thread-safe" methods.
 
 From `connect` to `aclose`, a node has a `StoreSession`, its connection to a store. If another store replaces it, the
 link and the node's membership end, and `next_rendezvous` makes a new link.
@@ -71,8 +70,7 @@ class Node:
     """One node of a run.
 
     `open_store` makes the client of each store that the node connects to. `rng` is for jitter, and for the node's name
-    if the settings give none. `port` is the port where the node listens if it becomes rank 0; by default, a free one of
-    this machine.
+    if the settings give none. `port` is the port to listen on as rank 0; by default, a free one of this machine.
     """
 
     def __init__(
@@ -120,8 +118,6 @@ class Node:
         self.handed_on: bool = False  # True while this node looks for another store, as the last one is shutting down
         self._store_gone: StoreError | None = None  # the error of the last store, if given up; see `StoreSession.gone`
         self._unreached: Exception = TimeoutError()  # the error of the last failed attempt to connect
-
-    # ------------------------------------------------------------------------------------------ life
 
     def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
         """Await `close` after the node has closed. Callbacks run in the reverse order of their registration."""
@@ -279,15 +275,12 @@ class Node:
         back_at = None if self._link is None else self._link.back_at
         return math.inf if back_at is None else self.time() - back_at
 
-    # ------------------------------------------------------------------------------------------ joining and leaving
-
     async def next_rendezvous(
         self, ticket: JoinTicket, examine: Callable[[], Awaitable[str | None]] | None = None
     ) -> Membership:
         """Join the next round; see `Handler.next_rendezvous`.
 
-        `ticket` is for `abandon`, which undoes this call. `examine` runs the user's health check, and returns why it
-        failed, or None.
+        `ticket` is for `abandon`, which undoes this call. `examine` returns why the health check failed, or None.
         """
         if not self.settings.can_join:
             raise RendezvousSettingsError(
@@ -391,8 +384,6 @@ class Node:
                     f"node {self.node_id} is joining run {self.run_id}; cancel that call instead"
                 )
             await self._leaving.leave(self._link)
-
-    # ------------------------------------------------------------------------------------------ state
 
     @property
     def head(self) -> Head:

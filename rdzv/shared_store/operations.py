@@ -6,9 +6,8 @@
 
 A queue's order is that of its items' create_revisions. Every push writes the item and the mark in one transaction. The
 pop of the last item deletes the item and the mark, unless a later push has written the mark. So the mark exists exactly
-while the queue has items, and `wait`, `check` and a blocking `queue_pop` need not poll. Only one caller of `queue_pop`
-gets an item: an item is deleted only if it still exists. A push wakes every caller that waits in `queue_pop`, so a
-queue suits tens of them.
+while the queue has items, and `wait`, `check` and a blocking `queue_pop` need not poll. An item is deleted only if it
+still exists, so only one caller gets it. A push wakes all waiting callers of `queue_pop`: have at most tens of them.
 """
 
 from __future__ import annotations

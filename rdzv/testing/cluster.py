@@ -76,8 +76,7 @@ class Cluster:
         durable: True if the store has a disk.
         latency: The bounds, in seconds, of a message's time to or from the store.
         may_raise: Errors that the bodies may raise; any other fails the test.
-        settings: Parameters of the run; a URL's own override them. The default of `min_nodes` is `nodes`. The
-            environment is not read.
+        settings: Parameters of the run; those of a URL have precedence. The default of `min_nodes` is `nodes`.
 
     Attributes:
         nodes: All nodes so far, by number, each as it was last started.

@@ -87,8 +87,7 @@ class RoundGroup:
                 self.abort()  # `abort` was called while PyTorch was making the group: end the group
             return
         # A gloo group has one timeout for connecting and for collectives. Connecting needs a short timeout: if a member
-        # dies before it connects, there are no sockets to shut down. If the timeout is too short, all members try again
-        # with more time.
+        # dies before it connects, there are no sockets to shut down. If the time is too short, all members try again.
         within = CONNECT_WITHIN + CONNECT_WITHIN_PER_RANK * self.world_size
         failure: RuntimeError | None = None
         for attempt in range(ATTEMPTS):

@@ -129,8 +129,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     `keep_alive_interval` x `keep_alive_max_attempt` (our `ttl`), `read_timeout` (for the agent's store),
     `heartbeat_timeout` (ignored), and:
 
-        regroup_on_loss     members meet again when one has died or left (true); false waits, as PyTorch does, until
-                            their workers fail
+        regroup_on_loss     members meet again when one has died or left (true), or, as in PyTorch, when workers fail
 
     **Deaths on the way.** An agent waits up to `read_timeout` for the values of every other member, and fails without
     them. So `next_rendezvous` returns a round only once all members have received it; if a member dies before, the
@@ -397,8 +396,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
         A store whose host is about to leave counts as one node.
 
-        If the number is above 0, the agent restarts its workers. In a closed run the number is 0. A member with a
-        failed worker counts as lost.
+        Above 0, the agent restarts its workers. In a closed run it is 0. A member with a failed worker counts as lost.
         """
         handler, monitor, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:
@@ -435,8 +433,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return True
 
     def _close_or_leave(self) -> None:
-        # PyTorch 2.5 and later do not call `shutdown` after a signal; the agent of 2.4 does while it handles the
-        # signal.
+        # After a signal, only PyTorch 2.4 calls `shutdown`, in its handler of the signal.
         end = end_of_agent()
         if end.signal is not None:
             if self._handler is not None:  # a node that was still connecting has no handler

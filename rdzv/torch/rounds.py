@@ -217,8 +217,7 @@ class TorchRound(_GroupOfRound, blocking.Round):
 
         If the state's source dies during the call, a member that lags behind keeps its own state.
 
-        No trace of an interrupted step remains in the arguments (`rdzv.torch.interrupted_step`): the gradients of all
-        members are None.
+        No trace of an interrupted step remains (`rdzv.torch.interrupted_step`): all members' gradients are None.
 
         The program restores the rest, such as a GradScaler or a scheduler; docs/pytorch.md has the list.
 
@@ -299,8 +298,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
                 return doing.result()
             raise
         finally:
-            # The work's error refers to this frame, and `doing` to the error: without `del`, this cycle would keep the
-            # process group and its sockets.
+            # Break a cycle of this frame, `doing` and the work's error, which would keep the process group's sockets.
             del doing
 
     async def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:

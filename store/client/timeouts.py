@@ -1,8 +1,7 @@
 """How long a client waits for an answer, for an attempt to connect, and between two attempts.
 
-TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s, so an old connection may stay silent long after a network cut has
-healed, or for ever behind a firewall that has forgotten it. So the client tries a fresh connection after a second of
-silence (promise R8).
+TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s, so a connection may stay silent long after a network cut has healed, or
+for ever behind a firewall that forgot it. So after a second of silence the client tries a fresh connection (R8).
 
 If the server is silent, but its system acknowledges all data, the server is busy, or a proxy has lost it. For a
 busy server the client waits longer.

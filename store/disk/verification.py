@@ -1,7 +1,6 @@
 """Verifies that a data directory holds a whole store of a known format, without lost changes.
 
-A store of an older format is migrated (promise S12) in one transaction. After a migration, only a backup allows a
-return to the older release.
+A store of an older format is migrated (promise S12) in one transaction; only a backup allows a return afterwards.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ the store is linearizable (promise S1). `Engine.apply` works in this order:
     3. The changes are made, all at the next revision.
     4. Events for watches and answers to parked waits are collected.
 
-Leases expire only in `tick`. The server reads its sockets before each `tick`, so that a keep-alive that has arrived
-renews its lease first (S5).
+Leases expire only in `tick`. Before it, the server reads its sockets, so that arrived keep-alives count (S5).
 """
 
 from __future__ import annotations
@@ -153,8 +152,7 @@ class Engine:
     def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> Applied:
         """Carry out one request, at `now` on the server's monotonic clock.
 
-        Request ids ascend per client, and identify watches and waits. `acknowledged` is the last request whose reply
-        the client has received.
+        Request ids ascend per client, and identify watches and waits. The client has replies up to `acknowledged`.
         """
         self._requests += 1
         if now != self._now:  # once for all requests that arrived together

@@ -1,8 +1,7 @@
 """The connections of each client process, and whether it is assumed dead once they have ended (R20).
 
 When a process dies, its operating system closes all its connections within a millisecond, without a goodbye. A process
-is assumed dead once its last connection has closed without a goodbye, until it connects again. A process is not assumed
-dead if:
+is assumed dead once its last connection has closed so, until it connects again; but not if:
 
 - the server has closed one of its connections, or the system has given one up (`ConnectionEnd.CUT`);
 - many processes seem to die at once (`_many_seem_dead`);

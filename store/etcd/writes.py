@@ -176,8 +176,7 @@ class WriteAttempts:
     async def _deleted_without_receipt(self, plan: Plan) -> TransactionResult | None:
         """Delete without a receipt in a full cluster; only once, as a repetition might delete newer keys.
 
-        Before 3.4.20 and 3.5.7, a full etcd rejected deletions in a transaction, and accepted plain ones
-        (etcd-io/etcd#13429).
+        Before 3.4.20 and 3.5.7, a full etcd accepted only deletions outside of transactions (etcd-io/etcd#13429).
         """
         body = transaction(plan, None, self._looks.values(), hidden=self._hidden)
         plain = body["success"][0].get("request_delete_range") if len(body["success"]) == 1 else None

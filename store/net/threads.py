@@ -1,8 +1,8 @@
 """Event loops in threads, uvloop's if installed.
 
 The threads are daemons, so that a process can end. An event loop that runs while Python finalizes may crash (seen with
-uvloop). So an `atexit` function stops the remaining loops and joins their threads, within `END_WITHIN` seconds. Python
-joins other threads, which may use the loops, before it calls `atexit` functions.
+uvloop). So an `atexit` function stops the remaining loops and joins their threads, within `END_WITHIN` seconds, after
+Python has joined all other threads.
 """
 
 from __future__ import annotations

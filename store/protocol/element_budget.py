@@ -1,8 +1,7 @@
 """Counts the elements that a msgpack body claims to hold, before any of them is decoded.
 
 A byte on the wire, such as an empty array, can take seventy bytes of memory, and msgpack allocates the length that an
-array claims. So `wire` counts the elements of bodies larger than a few kilobytes, and rejects a body with more elements
-than any message may have.
+array claims. So `wire` counts the elements of bodies larger than a few kilobytes, and rejects a body with too many.
 
 Counting reads the first byte of each element (https://github.com/msgpack/msgpack/blob/master/spec.md#formats), so a
 large value costs no more than a small one.

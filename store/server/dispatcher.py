@@ -226,8 +226,7 @@ class Dispatcher:
         if (peer.id, watch_id) in self._ended:
             return
         most = self._outbox_bytes_max
-        # A reader with an almost empty outbox gets even events beyond the limit: otherwise its watch would end at this
-        # revision after each resume.
+        # A reader with an almost empty outbox gets events beyond the limit, too: else its watch would never pass them.
         frame = _frame(watch_id, encoded)
         size = frame_memory(len(frame))
         if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):

@@ -2,8 +2,7 @@
 
 If the journal cannot write, the server reads the store back from the disk, without the lost steps, of which no reply
 was sent. After a failed write the server drops its connections, refuses writes, and tries the disk again each second.
-After a failed fsync, the last group of changes may survive a crash or not, so no client is accepted until a later
-commit is durable.
+After a failed fsync, it is unknown whether the last group is on disk, so clients wait for a later durable commit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Makes steps durable: SQLite, one writer thread, group commit (promise S3).
 
 The server appends each step's changes (`ChangeSet`), and gets the step's number. Replies wait in the outboxes until
-their step is on disk. The writer thread commits all appended facts, a *group*, in one transaction, and reports the last
-number of the group.
+their step is on disk. The writer thread commits all appended changes, a *group*, at once, and reports its last number.
 
 SQLite runs in WAL mode with `synchronous=FULL` (https://sqlite.org/pragma.html#pragma_synchronous): a commit is on the
 disk when it returns. A damaged file is never changed: a file is opened for writing only after all of it has been read.
@@ -55,8 +54,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# Only after SQLITE_FULL and SQLITE_IOERR_WRITE, SQLite's log surely lacks the end of the group, so that SQLite ignores
-# the group.
+# After these errors alone, SQLite's log surely lacks the end of the group, so that SQLite ignores the group.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 MARGIN_BYTES = 1024 * 1024  # bytes free, beside the reserve, before more than deletes is accepted again
 # Seconds that writing a group should take; on a slow disk, three times as long as a small group takes. If a group took
@@ -136,8 +134,6 @@ class Journal:
             raise
         self.only_deletes = not self._reserve.allocate(RESERVE_BYTES)
 
-    # ------------------------------------------------------------------------------------------ opening
-
     def _open_to_read(self) -> sqlite3.Connection:  # a simulated journal overrides this
         return open_to_read(self._path)
 
@@ -162,8 +158,6 @@ class Journal:
             if self._database is None:
                 self._database = self._open_to_write()
         return saved
-
-    # ------------------------------------------------------------------------------------------ writing
 
     def append(self, facts: ChangeSet) -> int:
         """Add a step's facts to the next group; return the step's number."""
@@ -383,8 +377,6 @@ class Journal:
         assert self._database is not None, "something was written to be rolled back"
         with contextlib.suppress(sqlite3.Error):  # raised if SQLite has rolled back by itself
             self._database.execute("ROLLBACK")
-
-    # ------------------------------------------------------------------------------------------ room
 
     def _check_room(self, beside: int) -> None:
         """Raise SQLITE_FULL if the disk lacks room to empty the log, and for `beside` bytes more."""

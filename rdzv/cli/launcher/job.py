@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 NPROC: Final = "nproc"
 
-# Environment variables with the paths of two files: the job writes one at each checkpoint; PyTorch's `@record` writes
-# the other at an exception.
+# Environment variables with paths of files: the job writes one at each checkpoint, PyTorch's `@record` one at an error.
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 SIGNALLED: Final = 128  # a process ended by signal N counts as exit status 128 + N

@@ -145,7 +145,7 @@ class _Launcher:
             handle_signal(self._job.drain_on, self._asked_to_drain, self._job.drain_on)
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
-        """Stop the processes and leave; at a second request exit at once, and the guards kill the processes."""
+        """Stop the processes and leave; at a second request exit at once: the guards kill the processes."""
         is_new = self._wish.accept(number)
         if self._signal is not None and is_new:
             os._exit(SIGNALLED + number)

@@ -1,7 +1,7 @@
 """Preloaded workers, forked from a process that has imported their modules.
 
-Each launcher starts one such process (`preload_server`), which imports while the nodes meet for the first time. A
-command that cannot be forked starts as without `--preload`.
+Each launcher starts such a process (`preload_server`), which imports while the nodes first meet. A command that cannot
+be forked starts as without `--preload`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ and JSON of that length. The files control, report, stdin, stdout and stderr are
     {"command": [...], "argv": [...], "module": bool, "env": {...}, "files": n}
 
 For each request this process forks a guard, which forks the worker (`guard.fork_guarded`). The worker runs the script
-or module as the interpreter would. A worker's `sys.stdout` is that of this process, which must therefore be started as
-unbuffered as the workers.
+or module as the interpreter would. The worker's `sys.stdout` is buffered as that of this process.
 
 Workers share the state of the imported modules, such as the hash seed. Their random states differ: each worker seeds
 NumPy anew, and the standard library seeds itself. Threads do not survive a fork, and CUDA contexts cannot be shared: if
@@ -94,8 +93,7 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
         os.dup2(stream, number)
         os.close(stream)
     guard.fork_guarded(control, wanted["files"], report=report)
-    # `fork_guarded` restores the default signals. Python changes three default actions at its start, and so does this
-    # code.
+    # `fork_guarded` restores the default signals. Python itself changes three of them at its start: do the same.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):

@@ -31,8 +31,7 @@ def url_of(word: str, environment: Mapping[str, str]) -> str:
     """Return the URL of a step's run; `word` is `slurm`, perhaps with parameters after a question mark.
 
     Raises:
-        RendezvousSettingsError: This process is no task of a Slurm step, a node has several launchers, or the store is
-            open.
+        RendezvousSettingsError: This is no task of a Slurm step, a node has several launchers, or the store is open.
     """
     job = environment.get("SLURM_JOB_ID", "")
     names = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")

@@ -57,8 +57,7 @@ class _WaitMark:
 class StepLog:
     """One member's progress in one round.
 
-    The member's thread and its node's thread write different attributes, each as one whole tuple, so that neither reads
-    half a change.
+    The member's thread and its node's thread write different attributes, each at once, so neither reads half a change.
     """
 
     def __init__(self, number: int, clock: Callable[[], float], *, expected: bool = False) -> None:

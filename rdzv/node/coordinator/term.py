@@ -1,8 +1,7 @@
 """A coordinator's term: the coordinator watches the nodes, and carries out what `decide` returns.
 
 The deciding task calls `decide`, carries out the returned act, applies events until its own write is in its picture of
-the run, and decides anew. The term's other tasks do not change that picture: they queue facts for the deciding task
-(`TermContext.queue_facts`).
+the run, and decides anew. The term's other tasks change no picture: they queue facts (`TermContext.queue_facts`).
 
 The store rejects a coordinator's writes once another coordinator's term has begun. The keys of an attempt at a round
 have the term in their names, so a coordinator never reads the attempt of a dead one (promise R7).

@@ -107,11 +107,7 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
 
 
 def leaves_because(node: Node, why: str) -> None:
-    """Set the reason for which this node is about to leave, for `rdzv status` and the history.
-
-    Raises:
-        RendezvousSettingsError: The reason is no text.
-    """
+    """Set this node's reason for leaving, which `rdzv status` and the history will show."""
     node.part.leaves_because = check_text("why", why, most=WHY_BYTES_MOST)
 
 
@@ -128,7 +124,6 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
 
     Raises:
         RoundSupersededError: This node is in no round, or `in_round` is not its present round.
-        RendezvousSettingsError: The key is no text, or the data no bytes.
     """
     _check_text("key", key)
     link, membership, keys = await node.connect(), node.membership, node.keys
@@ -154,14 +149,12 @@ def _check_text(name: str, given: object) -> None:
 async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None) -> None:
     """Accuse the member with this rank of not answering, for example after a failed collective.
 
-    An accusation is shown in `rdzv status`. A member with two accusers is lost to the round, with their reasons, though
-    its lease is still valid. `in_round` is the number of the round in which the member has that rank; by default the
-    present one.
+    `rdzv status` shows the accusation. A member with two accusers is lost to the round, with their reasons, though its
+    lease is still valid. `in_round` is the number of the round in which the member has that rank; by default the last.
 
     Raises:
         RoundSupersededError: This node is in no round, or `in_round` is not its present round.
         RendezvousStateError: The round has no such rank, or it is this node's own.
-        RendezvousSettingsError: The rank is no whole number, or the reason no text.
     """
     why = check_text("why", why)
     if not hasattr(rank, "__index__"):
@@ -186,8 +179,7 @@ async def all_here(node: Node, *, timeout: float) -> bool:
 
     PyTorch's agents need this, as they block on each other next: a member can die before it learns of its round.
     All callers get the same answer: True if the last member has called, False if a member has noticed a loss or
-    departure before. If a live member does not call within `timeout` seconds, return True: the caller's next step will
-    time out.
+    departure before. If a live member does not call in time, return True: the caller's next step will time out.
 
     Raises:
         RendezvousConnectionError: The store cannot be reached.

@@ -206,8 +206,7 @@ class NodeState:
         if link.follower.error is not None:
             self.end_membership(f"the store is lost: {link.follower.error}", dropped=True)
             return
-        # While a new record is being sent, a later round may contain it: on etcd, the round's event may precede the
-        # answer.
+        # A later round may contain a record that is being sent: on etcd, the round's event may precede the answer.
         membership.update(link.follower.head, rejoins=self.arrival.state is State.SENT)
         if not self.is_member:
             self._note_end(membership)

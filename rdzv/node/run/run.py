@@ -83,8 +83,7 @@ class Run:
 
         The new numbers are in force from the next round on. If the round has too many members, or there is room for
         waiting nodes, the members leave it at one agreed `check`. Surplus members, those with the highest ranks, become
-        spares. A round with fewer members than the new minimum continues until there are enough nodes for the next
-        round.
+        spares. A round with fewer members than the new minimum continues until enough nodes are present.
 
         Raises:
             RendezvousSettingsError: The numbers contradict each other, or the run's `node_unit`.

@@ -71,9 +71,8 @@ async def agree_on_settings(
 ) -> None:
     """Ensure that the run has this node's settings; rewrite them if no other node is in it.
 
-    If the settings differ only by a resize, this node adopts the run's numbers. If another node arrives concurrently,
-    the rewrite fails, as each arrival writes the settings. If the run has nodes with other settings, raise
-    RendezvousSettingsError.
+    If the settings differ only by a resize, this node adopts the run's numbers. If the run has nodes with other
+    settings, raise RendezvousSettingsError. As each arrival writes the settings, a concurrent one makes a rewrite fail.
     """
     if there is None:
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=0, lease=lease)

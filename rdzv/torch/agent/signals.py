@@ -1,8 +1,8 @@
 """The signals that end an agent, before it has workers and while it leaves.
 
-PyTorch handles these signals only once it has started workers. Before the first workers start, SIGTERM would end the
-process, and its store, without a message, and Ctrl-C would make PyTorch close the run for all. So at a signal this
-module raises PyTorch's `SignalException`, as PyTorch does later: the node only leaves the run.
+PyTorch handles these signals only once it has started workers. Earlier, SIGTERM would end the process, and its store,
+without a message, and Ctrl-C would make PyTorch close the run for all. So at a signal this module raises PyTorch's
+`SignalException`, as PyTorch does later: the node only leaves the run.
 
 An agent that serves no store has `LEAVES_WITHIN` to leave. An agent that serves the store waits until the other nodes
 have left, as `rdzv run` does. A second signal within a second of the first is ignored, also while PyTorch stops the

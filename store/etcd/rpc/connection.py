@@ -1,7 +1,6 @@
 """One connection to one member of an etcd cluster, over gRPC: requests, and the stream of all watches.
 
-Every request requires that the member has a leader (`hasleader`): a member cut off from the other members would keep a
-silent watch open for ever.
+Every request requires that the member has a leader (`hasleader`): a member that is cut off keeps silent watches open.
 """
 
 from __future__ import annotations
@@ -106,8 +105,7 @@ class Connection:
             response_deserializer=answered.FromString,
         )
         self.under_way += 1
-        # Call in a task of its own: when the caller is cancelled, gRPC raises a new `CancelledError`, which the cancel
-        # scope would not recognize.
+        # Call in another task: when cancelled, gRPC raises a new `CancelledError`, which no cancel scope recognizes.
         answering = asyncio.create_task(_answer(call(message, timeout=limit, metadata=_metadata(token))))
         try:
             await asyncio.wait([answering])

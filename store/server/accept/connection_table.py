@@ -6,7 +6,7 @@ the most. New connections wait in the system's queue until there is room. If hon
 for their hello, all strangers get more time: closed clients would reconnect and add load.
 
 Each address but loopback has a limit on connections. Wrong tokens do not block an address: a whole office may share it.
-One timer serves all connections: a timer per connection costs much.
+One timer serves all connections, to save time.
 """
 
 from __future__ import annotations
