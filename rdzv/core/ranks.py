@@ -39,7 +39,7 @@ def survivors_first(arrivals: Sequence[NodeRecord], previous: Mapping[str, int])
 
 
 def survivors_then_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return survivors in order of their last ranks, then newcomers by name as `by_name` does."""
+    """Return survivors by last rank, then newcomers by name as `by_name` does."""
     return survivors_first(by_name(arrivals, previous), previous)
 
 
