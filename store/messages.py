@@ -543,7 +543,7 @@ RESPONSES: dict[int, type[Response]] = {kind.code: kind for kind in Response.__s
 
 
 def checked(request: Request[Any]) -> Request[Any]:
-    """Return a request as it is sent. Raise `StoreUsageError` if it is no request, or a field does not fit."""
+    """Return a request ready to be sent; raise `StoreUsageError` if it is no request, or a field is invalid."""
     if REQUESTS.get(getattr(request, "code", 0)) is not type(request):
         raise errors.StoreUsageError(f"{shown(request)} is no request")
     try:

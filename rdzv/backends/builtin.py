@@ -220,7 +220,7 @@ class _TcpConnector:
         return connected
 
     def _note_connection(self, connected: bool) -> None:
-        """End the search for a host when connected; with several hosts, begin it again when disconnected."""
+        """When connected, end the search for a host; when disconnected from one of several hosts, search again."""
         if connected and self._hosting is not None:
             self._hosting.note_store_found()
         elif isinstance(self._hosting, HostSuccession) and self.node.needs_store:

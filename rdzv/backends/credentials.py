@@ -105,7 +105,7 @@ class Credentials:
         return None if self.token is None else current
 
     def read_token(self) -> bytes | None:
-        """Return the token that the file has now, or that was given."""
+        """Return the token in its file, or the given one."""
         path = self._settings.token_file
         return token_bytes(self._settings.token if path is None else _read_secret(f"token_file={path!r}", path))
 

@@ -2,8 +2,8 @@
 
 The node binds the port, and executes this interpreter: a fork would copy the locks of threads, and `multiprocessing`
 would run the user's script again. Node and store process exchange lines of JSON over a socket pair, since secrets must
-not be in arguments or in the environment. The store's process ends when the node's end of the pair is closed. A forked
-child of a killed node may keep that end open, so the store's process also polls its parent.
+not be in arguments or in the environment. The store's process ends when the node's end of the pair is closed. As a
+forked child of a killed node may keep that end open, the store's process also polls its parent.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
 
 
 ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-AGAIN_AFTER: Final = 1.0  # seconds
+AGAIN_AFTER: Final = 1.0  # seconds; an earlier repetition of a signal is ignored
 
 
 def _reset_signals() -> None:

@@ -120,7 +120,7 @@ class AbsenceBook:
             self._gone[node_id] = LEFT if left else LOST, now, address, why
 
     def resync(self, here: Iterable[str]) -> None:
-        """Count expected nodes as never seen, except those that a snapshot shows `here` and those that have gone."""
+        """Count expected nodes as never seen, except gone nodes and the nodes in a snapshot (`here`)."""
         present = set(here)
         self._unseen = {id: None for id in self._expected if id not in present and id not in self._gone}
 

@@ -67,7 +67,7 @@ class Keys:
 
     @property
     def host(self) -> str:
-        """The key, one for all runs, of the node whose process serves the store."""
+        """The key of the node whose process serves the store; one key for all runs."""
         return f"{self.prefix}/host"
 
     @property
@@ -85,7 +85,7 @@ class Keys:
         return f"{self.accusations}{accused}/{by}"
 
     def answers(self, question: str) -> str:
-        """Return the prefix of the keys of the answers to a question; each key ends with a node's id."""
+        """Return the prefix of the answers to a question; the keys end with node ids."""
         return f"{self.root}answers/{question}/"
 
     def kept(self, name: str) -> str:

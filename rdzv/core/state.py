@@ -35,7 +35,7 @@ class Phase(StrEnum):
 
     @classmethod
     def _missing_(cls, _: object) -> Self:
-        """Read a phase that only a later release knows as GATHERING, as a run in such a phase is not closed."""
+        """Return GATHERING for a phase of a later release: a run in such a phase is not closed."""
         return cls.GATHERING
 
 
@@ -65,7 +65,7 @@ class NodeRecord(Stored, kw_only=True):
     gave_up: Prose = ""  # the round that the node gave up before this arrival, and why; empty for none
     left: bool = False  # True: the node leaves by itself, and is about to delete this record
     stopped: bool = False  # True: the node leaves at the agreed step, or after its body: see `StepGate.has_stopped`
-    why: Prose = ""  # why it leaves
+    why: Prose = ""  # why the node leaves
     release: str = ""  # the node's release of this package; empty if unknown
     since: float = 0.0  # the Unix time of the arrival, on the node's clock; 0 if unknown
     progress: int | None = None  # the node's last finished step, -1 for none; None without `rounds()`

@@ -40,7 +40,7 @@ _WHY: dict[str, str] = {
     "silent": "nothing was heard of it for its ttl",
 }
 
-UNSEEN = "it went while nobody coordinated"  # between a coordinator's last report and its successor's snapshot
+UNSEEN = "it went while nobody coordinated"  # the reason if no coordinator saw the node go
 
 
 class _GoneMember(NamedTuple):

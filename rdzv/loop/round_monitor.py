@@ -88,7 +88,7 @@ class RoundMonitor:
 
     @property
     def is_over(self) -> bool:
-        """True if the round or the member's work has ended, so that it needs no agreement on a stop."""
+        """True if the round or the member's work has ended, so that no stop must be agreed on."""
         return self.stopped or self.ending is not None
 
     @property

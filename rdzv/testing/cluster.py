@@ -478,7 +478,7 @@ def _for(seconds: float | None) -> str:
 
 
 def _inject_faults(cluster: Cluster, rng: random.Random, *, faults: Sequence[str], most: int, during: float) -> None:
-    """Play 1 to `most` random faults that begin within `during` seconds; raise ValueError for unknown `faults`."""
+    """Play 1 to `most` random faults, which begin within `during` seconds; raise ValueError for an unknown fault."""
     unknown = sorted(set(faults) - set(FAULTS))
     if unknown:
         raise ValueError(f"there is no fault {unknown[0]!r}; there are {', '.join(FAULTS)}")

@@ -188,7 +188,7 @@ class Agent:
         return exception_in(files[local_rank]) if local_rank in files else ""
 
     def keep_logs(self, round: int) -> None:
-        """Rename a round's log folder if PyTorch is about to empty it; raise OSError if impossible."""
+        """Rename a round's log folder if PyTorch is about to empty it; raise OSError on failure."""
         specs = getattr(self.itself, "_logs_specs", None)
         remaining = getattr(self.itself, "_remaining_restarts", None)
         if isinstance(specs, DefaultLogsSpecs) and remaining is not None:
@@ -206,7 +206,7 @@ class Agent:
 
 
 def agent_above() -> Agent | None:
-    """Return the agent that has called us; None also if its code is unknown."""
+    """Return the agent on the call stack; None without one, or if its code is unknown."""
     for frame in _frames(sys._getframe()):
         if frame.f_code.co_name == "_invoke_run" and frame.f_globals.get("__name__") == _AGENT:
             agent, problem = frame.f_locals.get("self"), ""

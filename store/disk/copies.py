@@ -83,7 +83,7 @@ def back_up(directory: Path, target: Path) -> Report:
 
 
 def restore(source: Path, directory: Path, *, new_id: str) -> Report:
-    """Create a store from a copy, or raise `StoreUsageError`. Sessions go: no client can resume them in a new store."""
+    """Create a store from a copy, or raise `StoreUsageError`. Sessions are dropped, as no client can resume them."""
     with explaining_errors(source):
         if not source.is_file():
             raise StoreUsageError(f"{source} is no file: name one that rdzv backup has made")

@@ -170,7 +170,7 @@ class DurableMark:
 
     SQLite cannot tell a damaged or missing end of its log from an end that was never written. The mark shows if
     the end is damaged, or the store is an old copy. The mark is written after a group is durable, and before it is
-    acknowledged. The mark is not synced, which would take as long as for the group: it may be older after a power loss.
+    acknowledged. The mark is not synced, to save time, so after a power loss it may be older.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -160,7 +160,7 @@ def compare(condition: Condition) -> Fields:
 
 
 def condition_error(conditions: Sequence[Condition]) -> ConditionFailed:
-    """Return the error which says that one of these conditions does not hold."""
+    """Return the error for conditions of which one does not hold."""
     return ConditionFailed(" or ".join(condition.broken for condition in conditions[:4]))
 
 

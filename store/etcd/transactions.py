@@ -171,7 +171,7 @@ def _revision_is(key: str, revision: int) -> Condition:
 
 
 def make_plan(write: Write, known: Known | None) -> Plan:
-    """Return a write's plan, by `known`, the results of its `needed_reads`; if that is None, for the expected case."""
+    """Return a write's plan from `known`, the results of its `needed_reads`; if None, assume the expected case."""
     if known is not None and not all(condition.holds(known[condition.key]) for condition in write.guard):
         raise condition_error(write.guard)
     rests_on = [_without_value_if_any(condition, known) for condition in write.guard]

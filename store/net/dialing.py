@@ -37,7 +37,7 @@ Renew: TypeAlias = "Callable[[], ssl.SSLContext | None] | None"  # reads the cer
 
 
 async def renewed(tls: ssl.SSLContext | None, renew: Renew) -> ssl.SSLContext | None:
-    """Return the context for a new connection, from the present files; None without TLS."""
+    """Return the TLS context for a new connection, from the files as they are now; None without TLS."""
     found = None if renew is None else await anyio.to_thread.run_sync(renew, abandon_on_cancel=True)
     return tls and (found or tls)
 

@@ -216,7 +216,7 @@ class ClientConnection:
         self.store_id: str | None = None
         self.seen_revision: int = 0  # the highest durable revision
         self._frame_bytes_max = FRAME_BYTES_AT_FIRST
-        self.limits: dict[str, float] = {}  # from the last welcome
+        self.limits: dict[str, float] = {}  # the server's, from its last welcome
 
     def connected(self, *, nonce: bytes) -> None:
         """Start a connection; `nonce` is 16 fresh random bytes."""

@@ -337,7 +337,7 @@ class Journal:
             log.exception("a group of facts cannot be written, which is a defect")
 
     def _commit(self, group: list[ChangeSet]) -> None:
-        """Write a group in one transaction. Raise `RowsRefused` if a row's content is refused, else `sqlite3.Error`."""
+        """Write a group in one transaction; raise `RowsRefused` if a row's content is refused, or `sqlite3.Error`."""
         assert self._database is not None, "the writer runs on an open file"
         began, log_bytes = time.perf_counter(), self.log_bytes
         size = sum(facts.size for facts in group)

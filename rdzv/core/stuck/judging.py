@@ -115,7 +115,7 @@ class StallDetector:
         )
 
     def _was_heard_since(self, one: LastNote, other: LastNote) -> bool:
-        """Return True if `other` has reported since `one` went quiet; else `one` may wait for `other`."""
+        """Return False if `one` may wait for `other`, which has not reported since `one` went quiet."""
         return other.ago <= one.ago + one.note.age - FRESH_PART * self._rules.limit(first=one.note.first)
 
     def _standstill(self, members: list[LastNote]) -> str:

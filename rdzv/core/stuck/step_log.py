@@ -96,7 +96,7 @@ class StepLog:
         return token
 
     def end_busy(self, token: object) -> None:
-        """Record a busy time's end: the `token` is from `begin_busy`."""
+        """Record the end of a busy time."""
         self._busy_ended = self.clock()
         self._busy = tuple(one for one in self._busy if one[0] is not token)
 

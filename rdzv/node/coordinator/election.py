@@ -84,7 +84,7 @@ class Election:
             self._running = None
 
     async def _lead_or_log(self, role: CoordinatorRole | None) -> None:
-        """Coordinate until the term ends. After an error, stay a candidate, as this node may be the only one."""
+        """Coordinate until the term ends. Log an error, and stay a candidate: this node may be the only one."""
         try:
             if role is None:
                 await self._take_role()

@@ -124,7 +124,7 @@ class HeadWatcher:
             self.notify_listeners()
 
     def note_closing(self, closed: Closed) -> None:
-        """Record that the run is closed, before the watch delivers that."""
+        """Record the run's closing before the watch delivers it."""
         if self.head.closed is None:
             self.head = replace(self.head, closed=closed, closed_over=self.head.progress)
             self.notify_listeners()

@@ -53,7 +53,7 @@ async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: st
         return ProtocolError(f"{name} is a store of ours and no etcd; write {'tcps' if tls else 'tcp'}://")
     if not hello and tls is None:
         return Failure("it closed the connection", FailureKind.UNDONE)
-    # Check no more after a TLS handshake: without ALPN, which is not offered, etcd need not speak HTTP/2.
+    # Check no more after a TLS handshake: without ALPN, etcd need not speak HTTP/2.
     if tls is not None or (len(hello) > SETTINGS and hello[3] == SETTINGS):
         return None
     return ProtocolError(f"{name} does not answer in HTTP/2; it is no etcd v3.4 or later ({hello[:40]!r})")
