@@ -82,7 +82,7 @@ class LeaseValidity:
         self.cut_at = cut_at if cut_at == math.inf else min(self.cut_at, cut_at)
 
     def note_renewal(self, sent_at: float, slept: float, *, cut_before: float) -> None:
-        """Note an acknowledged renewal; forget a connection's end before `cut_before`. `slept`: `suspended_for` then."""
+        """Note an answered renewal; forget a connection's end before `cut_before`. `slept`: `suspended_for` then."""
         self.renewed_at, self._slept = sent_at, slept
         if self.cut_at <= cut_before:
             self.cut_at = math.inf
