@@ -5,7 +5,7 @@ a wrong address of rank 0, members may reach the store but not rank 0; the job w
 promised port. The other members connect to rank 0 and send their ranks. Rank 0 answers once all members have connected.
 A member that gets no answer from rank 0 within a few seconds gives the round up.
 
-If some members have not connected, rank 0 writes a verdict (`judge`) into a key that all members read. If most members
+If some members have not connected, rank 0 writes a verdict into a key that all members read. If most members
 have connected, the next round leaves out the unconnected members. If few have connected, another node becomes rank 0.
 """
 
@@ -48,7 +48,7 @@ class Verdict(Stored, kw_only=True):
     left_out: tuple[int, ...] = ()
 
 
-def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> Verdict:
+def make_verdict(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> Verdict:
     """Return rank 0's verdict on a round in which some ranks have not connected to it.
 
     `missing` has the unconnected ranks; it is empty if rank 0 could not listen. `again`: this node was an unreached

@@ -27,7 +27,7 @@ from rdzv.core.state import Ban, Closed, Phase
 from rdzv.core.stuck.pace import StepOf
 from rdzv.display.history import as_json, timeline
 from rdzv.display.pages import live_page
-from rdzv.http.app import policy_of
+from rdzv.http.app import security_policy_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -323,7 +323,7 @@ class Played:
         return status_of(run_id, now=now, since=now - self._began)
 
     async def _show(self, _: web.Request) -> web.Response:
-        headers = {"Content-Security-Policy": policy_of(self._page)}
+        headers = {"Content-Security-Policy": security_policy_of(self._page)}
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _happened(self, request: web.Request) -> web.Response:

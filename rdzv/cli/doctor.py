@@ -24,7 +24,7 @@ from rdzv.backends.bind_address import LET_ONE_HOST, list_hosts, split_addresses
 from rdzv.backends.credentials import Credentials, with_expected_nodes
 from rdzv.backends.host_queries import answers_of_hosts
 from rdzv.cli.command import DONE, FAILED, JSON, NAMED_MOST, STORE, command, option, print_text, say
-from rdzv.cli.reach import open_run, open_store, settings_of
+from rdzv.cli.reach import open_run, open_store, parse_settings
 from rdzv.config.endpoint import split_url
 from rdzv.core.hosts.succession import Answer
 from rdzv.node.link.wakeup import Wakeup
@@ -99,7 +99,7 @@ async def _doctor(options: argparse.Namespace) -> int:
 
 
 async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
-    settings = with_expected_nodes(settings_of(options.url, expected_file=options.expected))
+    settings = with_expected_nodes(parse_settings(options.url, expected_file=options.expected))
     url, run_id = settings.endpoint.url, split_url(options.url).run_id
     own_address, step = "", options.timeout / STEPS
     answers = await answers_of_hosts(settings, Credentials(settings))

@@ -22,7 +22,7 @@ import anyio
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.host_queries import answers_of_hosts
 from rdzv.cli.command import DONE, JSON, RUN, Argument, command, flag, limited_by_timeout, print_text, say
-from rdzv.cli.reach import open_run, settings_of
+from rdzv.cli.reach import open_run, parse_settings
 from rdzv.core.report import report
 from rdzv.display.history import as_json, describe, timeline
 from rdzv.display.pages import timeline_page
@@ -65,7 +65,7 @@ async def _status(options: argparse.Namespace) -> int:
     if options.json:
         print_text(json.dumps({**report(status), "cost": cost.plain(), "store": health}))
     else:
-        settings = settings_of(options.url)
+        settings = parse_settings(options.url)
         hosts = await answers_of_hosts(settings, Credentials(settings))
         of_each = ", ".join(f"{host} {answer.value}" for host, answer in hosts.items())
         lost = run.head().lost_store
@@ -142,7 +142,7 @@ class _Terminal:
         )
         self._live.update(Group(*lines), refresh=True)
 
-    def pressed(self) -> None:
+    def handle_keys(self) -> None:
         letters = os.read(sys.stdin.fileno(), 64)
         self.over = self.over or b"q" in letters or b"\x04" in letters
         self._wakeup.notify()
@@ -165,7 +165,7 @@ def _open_terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
             file, loop = sys.stdin.fileno(), asyncio.get_running_loop()
             stack.callback(termios.tcsetattr, file, termios.TCSADRAIN, termios.tcgetattr(file))
             tty.setcbreak(file)
-            loop.add_reader(file, terminal.pressed)
+            loop.add_reader(file, terminal.handle_keys)
             stack.callback(loop.remove_reader, file)
         yield terminal
 

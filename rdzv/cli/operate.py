@@ -29,7 +29,7 @@ from rdzv.cli.command import (
     say,
     whole_number,
 )
-from rdzv.cli.reach import open_run, open_store, settings_of
+from rdzv.cli.reach import open_run, open_store, parse_settings
 from rdzv.config.resizing import describe_size
 from rdzv.core.questions import ANSWER_TTL, KILL, STACKS, Question, unpack_answer
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
@@ -86,7 +86,7 @@ async def _close(options: argparse.Namespace) -> int:
     Argument("host", metavar="HOST", help="the host, as in the URL; if it is still at work, two runs go on"),
 )
 async def _lost(options: argparse.Namespace) -> int:
-    settings = settings_of(options.url)
+    settings = parse_settings(options.url)
     said = await tell_lost(settings, Credentials(settings), options.host)
     say(said, "if that host is at work after all, two runs go on now: end one of them")
     return DONE

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ANY_RUN: Final = "any"  # the run_id for a URL that names only a store
 
 
-def settings_of(url: str, *, needs_run: bool = False, **given: Any) -> Settings:
+def parse_settings(url: str, *, needs_run: bool = False, **given: Any) -> Settings:
     """Parse a URL, which must name a run only if `needs_run`; raise RendezvousSettingsError if the URL is invalid."""
     parts = split_url(url)
     if parts.scheme not in SCHEMES and parts.scheme in rendezvous_handler_registry.known():
@@ -45,7 +45,7 @@ def settings_of(url: str, *, needs_run: bool = False, **given: Any) -> Settings:
 @contextlib.asynccontextmanager
 async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, Keys]]:
     """Connect to a URL's store; yield the store, and the keys of the URL's run."""
-    settings = settings_of(url)
+    settings = parse_settings(url)
     async with client_of(settings, Credentials(settings), timeout=timeout) as client:
         yield client, Keys(settings.prefix, settings.run_id)
 
@@ -58,7 +58,7 @@ async def open_run(
 
     `follow` is notified when the run's head changes. Without `follow` the head is not read, so the run has no status.
     """
-    settings = settings_of(options.url, needs_run=True)
+    settings = parse_settings(options.url, needs_run=True)
     by = settings.node_id or f"{host_name()}-{os.getpid()}"
     keys = Keys(settings.prefix, settings.run_id)
     async with contextlib.AsyncExitStack() as stack:

@@ -13,7 +13,7 @@ import anyio
 
 import store
 from rdzv.cli.command import DONE, JSON, NAMED_MOST, RUN, STORE, command, flag, option, print_text, say, whole_number
-from rdzv.cli.reach import open_run, open_store, settings_of
+from rdzv.cli.reach import open_run, open_store, parse_settings
 from rdzv.core.report import long_duration
 from rdzv.core.round import Round
 from rdzv.errors import RendezvousStateError
@@ -34,7 +34,7 @@ GONE_WITHIN: Final = 5.0  # seconds for the nodes of a run closed by --force to 
     "ping", "measure how quickly a store answers", *STORE, option("--count N", whole_number(1), "how often", default=5)
 )
 async def _ping(options: argparse.Namespace) -> int:
-    url = settings_of(options.url).endpoint.url
+    url = parse_settings(options.url).endpoint.url
     async with open_store(options.url, timeout=options.timeout) as (client, _):
         for _ in range(options.count):
             say(f"{url} answers in {await client.ping() * 1000:.3f} ms")

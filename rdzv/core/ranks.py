@@ -48,7 +48,7 @@ def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Seq
 
     In a smaller round, survivors whose last ranks no longer exist get free ranks before newcomers do.
     """
-    return _at_places(arrivals, previous, lambda record: previous.get(record.node_id))
+    return _fill_places(arrivals, previous, lambda record: previous.get(record.node_id))
 
 
 def by_arrival(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG001
@@ -66,10 +66,10 @@ def by_request(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> S
 
     If several nodes request one rank, the first to arrive gets it. A requested rank beyond the world size is ignored.
     """
-    return _at_places(arrivals, previous, lambda record: record.requested_rank)
+    return _fill_places(arrivals, previous, lambda record: record.requested_rank)
 
 
-def _at_places(
+def _fill_places(
     arrivals: Sequence[NodeRecord], previous: Mapping[str, int], place_of: Callable[[NodeRecord], int | None]
 ) -> Sequence[NodeRecord]:
     places: list[NodeRecord | None] = [None] * len(arrivals)
@@ -134,7 +134,7 @@ def _natural(part: str) -> tuple[int, int, str, str]:
     return (0, len(digits), digits, part)
 
 
-def order_named(name: str | RankOrder) -> RankOrder:
+def find_order(name: str | RankOrder) -> RankOrder:
     """Return the order that a setting names; raise `RendezvousSettingsError` if it names none."""
     if not isinstance(name, str):
         return name

@@ -86,7 +86,7 @@ class Round(Stored, kw_only=True):
         return "ends with half of an arrival" if len(self.arrivals) % 2 else None
 
 
-def name_arrivals(arrivals: Sequence[int]) -> dict[str, Any]:
+def pack_arrivals(arrivals: Sequence[int]) -> dict[str, Any]:
     """Return two fields of `Round`: the lowest arrival, and each rank's distance from it in two bytes; else {}."""
     least = min(arrivals)
     if len(arrivals) > ARRIVALS_MOST or max(arrivals) - least >= 1 << 16:

@@ -122,7 +122,7 @@ def ban_names(node_id: str, attributes: Mapping[str, str]) -> tuple[str, ...]:
     return node_id, *(ban_name(f"{name}={value}") for name, value in attributes.items())
 
 
-def ban_among(bans: Mapping[str, Ban], node_id: str, attributes: Mapping[str, str]) -> Ban | None:
+def find_ban(bans: Mapping[str, Ban], node_id: str, attributes: Mapping[str, str]) -> Ban | None:
     """Return the first of the bans that excludes a node, if any."""
     return next((bans[name] for name in ban_names(node_id, attributes) if name in bans), None) if bans else None
 

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from rdzv.core.absent import AbsenceBook
-from rdzv.core.state import NAMED_MOST, NodeRecord, Progress, ban_among
+from rdzv.core.state import NAMED_MOST, NodeRecord, Progress, find_ban
 from rdzv.core.stopping import StopAgreement
 from rdzv.core.stuck.accusing import Accusations
 from rdzv.errors import RendezvousStateError
@@ -240,7 +240,7 @@ class View:
             self._place(record)
             return
         why = _WHY[event.cause] or (self._otherwise if event.kind == "delete" else "")
-        ban = ban_among(bans, node_id, there.attributes if there is not None else {})
+        ban = find_ban(bans, node_id, there.attributes if there is not None else {})
         if ban is not None and not event.cause:
             why = str(ban)
         elif event.kind == "delete":

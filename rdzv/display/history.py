@@ -118,7 +118,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
 
     for chapter, length in zip(history.chapters, lengths_of(history.chapters, now), strict=True):
         gone = {node_id: one for one in chapter.incidents if one.kind in ("lost", "left") for node_id in one.node_ids}
-        stopped = min(_stopped(chapter, length), length)
+        stopped = min(_seconds_until_stop(chapter, length), length)
         text = f"round {chapter.number}: {_nodes(chapter.size)}"
         bands.append((*_span("round", began, stopped, text), chapter.number, chapter.size))
         if length > stopped:
@@ -166,7 +166,7 @@ def _span(kind: str, began: float, seconds: float, text: str) -> Span:
     return Span(kind, round(began, 3), round(max(seconds, 0.0), 3), text)
 
 
-def _stopped(chapter: Chapter, length: float) -> float:
+def _seconds_until_stop(chapter: Chapter, length: float) -> float:
     """Return the seconds until the round stopped or lost its first member; `length` if neither is known."""
     gone = [one.after for one in chapter.incidents if one.kind in ("lost", "left") and one.after is not None]
     return min([length, *([] if chapter.stopped is None else [chapter.stopped]), *gone])

@@ -70,7 +70,7 @@ class _Site:
         server.on_request(self.metrics.request)
         self._listeners = 0
         self._page = live_page()
-        self._policy = policy_of(self._page)
+        self._policy = security_policy_of(self._page)
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -142,14 +142,14 @@ class _Site:
         return {"now": now, "store": self._server.store_id, "chosen": chosen, "runs": runs, "run": run}
 
 
-def policy_of(page: str) -> str:
+def security_policy_of(page: str) -> str:
     """Return the page's Content-Security-Policy: it runs only its own script and style, and no page may frame it."""
 
-    def hashed(tag: str) -> str:
+    def hash_of(tag: str) -> str:
         source = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
         return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
     return (
-        f"default-src 'none'; script-src {hashed('script')}; style-src {hashed('style')}; connect-src 'self'; "
+        f"default-src 'none'; script-src {hash_of('script')}; style-src {hash_of('style')}; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; img-src data:"
     )

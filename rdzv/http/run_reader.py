@@ -151,7 +151,7 @@ class RunReader:
 
     async def _report(self, run_id: str) -> dict[str, Any]:
         run = await self.followed.refresh_run(run_id)
-        status, history = run.now()
+        status, history = run.current()
         return {**report(status), "history": describe(history)[-HISTORY_LINES:], "cost": run.cost().plain()}
 
     async def page_state(self, run_id: str) -> dict[str, Any] | None:

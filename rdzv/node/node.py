@@ -196,7 +196,7 @@ class Node:
                 link.follower.listeners.add(self.listeners)
                 link.spawn(link.follower.run(), f"follow run {self.run_id}")
                 link.spawn(MembershipWatcher(self.part, link).run(), f"watch over node {self.node_id}")
-                link.log_outages(self._who_waits, self._is_counted)
+                link.log_outages(self._describe_wait, self._is_counted)
                 if self.hosts_store():
                     link.spawn(self._log_host(link.store), f"name the host of the store to run {self.run_id}")
                 link.gives_up_after = self.settings.store_gone_timeout
@@ -220,7 +220,7 @@ class Node:
             await store.put(self.keys.host, host.encode(), lease=lease.id)
             await anyio.sleep_forever()
 
-    def _who_waits(self) -> str:
+    def _describe_wait(self) -> str:
         what = f"a round, for {self.settings.join_timeout:g} s" if self.joining else "the others in its round"
         waits = self.joining or (self.membership is not None and self.membership.beats.longest_wait)
         return f"; node {self.node_id} waits for it, and for {what}" if waits else ""

@@ -103,7 +103,7 @@ class SimulatedJournal(Journal):
         return 0
 
     def _open_to_read(self) -> sqlite3.Connection:
-        return _Borrowed(self._disk.database)  # type: ignore[return-value]  # the caller cannot close it
+        return _SharedDatabase(self._disk.database)  # type: ignore[return-value]  # the caller cannot close it
 
     def append(self, facts: ChangeSet) -> int:
         """Queue facts for the next group."""
@@ -153,7 +153,7 @@ class SimulatedJournal(Journal):
         self._take_up()
 
 
-class _Borrowed:
+class _SharedDatabase:
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
 

@@ -136,7 +136,7 @@ class RealProcesses:
         while text not in self.output(index):
             ended = self._processes[index].poll() is not None
             if text not in self.output(index) and (ended or time.monotonic() > until):
-                raise ProcessesError(f"process {index} has not written {text!r:.200}{self._said()}")
+                raise ProcessesError(f"process {index} has not written {text!r:.200}{self._output_so_far()}")
             time.sleep(LOOKS_EVERY)
 
     def wait(self, *, within: float = 60.0) -> list[int]:
@@ -149,7 +149,7 @@ class RealProcesses:
         while any(process.poll() is None for process in self._processes.values()):
             if time.monotonic() > until:
                 running = [index for index, process in self._processes.items() if process.poll() is None]
-                raise ProcessesError(f"processes {running} have not ended within {within:g} s{self._said()}")
+                raise ProcessesError(f"processes {running} have not ended within {within:g} s{self._output_so_far()}")
             time.sleep(LOOKS_EVERY)
         return [self._processes[index].wait() for index in sorted(self._processes)]
 
@@ -165,7 +165,7 @@ class RealProcesses:
     def _log(self, index: int) -> Path:
         return self._folder / f"{index}.log"
 
-    def _said(self) -> str:
+    def _output_so_far(self) -> str:
         return "".join(
             f"\n--- process {index}:\n{self.output(index)[-OUTPUT_IN_AN_ERROR:]}" for index in self._processes
         )

@@ -29,7 +29,7 @@ from rdzv.loop.own_folder import make_own_folder
 from rdzv.loop.process_files import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.loop.rounds import handler_of
-from rdzv.torch.agent.screen import Screen, configure_logging, end_with, signal_reason
+from rdzv.torch.agent.screen import Screen, configure_logging, exit_with_error, signal_reason
 from rdzv.torch.agent.signals import EndSignals
 from rdzv.torch.agent.unnamed_run import NO_NAME, reopen_if_ended
 from rdzv.torch.agent.worker_ends import WorkerEnds
@@ -160,7 +160,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         except ours.RendezvousSettingsError as error:
             if runs_under_torchrun():
                 configure_logging()
-                end_with(error)
+                exit_with_error(error)
             raise
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
@@ -274,7 +274,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _refuse(self, error: ours.RendezvousError) -> NoReturn:
         explained = self._explained(error)
         if runs_under_torchrun():
-            end_with(explained)
+            exit_with_error(explained)
         raise explained from None
 
     def _next_whole_round(self) -> sync.RendezvousInfo:

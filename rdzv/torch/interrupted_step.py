@@ -17,7 +17,7 @@ import weakref
 from copy import deepcopy
 from typing import Any, Final, NamedTuple
 
-from rdzv.torch.pytorch import copy_all, torch
+from rdzv.torch.pytorch import copy_tensors, torch
 
 log: Final = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class InterruptedStep:
         before = self._begun.pop(optimizer)
         if before is not None:
             values, state = before
-            copy_all(_parameters(optimizer), values)
+            copy_tensors(_parameters(optimizer), values)
             optimizer.state.clear()
             optimizer.state.update(state)
         elif not _calls_closure_first(optimizer):
@@ -120,7 +120,7 @@ class InterruptedStep:
             if copy is None or not copy.may_differ(buffer):
                 continue
             if copy.is_like(buffer):
-                copy_all([buffer], [copy.kept])
+                copy_tensors([buffer], [copy.kept])
             else:
                 owner, _, attribute = name.rpartition(".")
                 setattr(model.get_submodule(owner), attribute, copy.kept.clone())

@@ -95,7 +95,7 @@ both threads would block for ever, also with TCPStore.
 """
 
 
-def copy_all(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
+def copy_tensors(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
     """Copy tensors into others of the same shapes."""
     with torch.no_grad():
         if into and hasattr(torch, "_foreach_copy_"):

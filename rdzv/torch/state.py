@@ -22,7 +22,7 @@ SHARDED: Final = "is sharded (a DTensor): the part of a member that is lost is g
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TensorPlace:
     index: int
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -76,11 +76,11 @@ def _parts(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return the structure with a `_Place` for each tensor; append the tensors to the list."""
+    """Return the structure with a `_TensorPlace` for each tensor; append the tensors to the list."""
     if isinstance(value, torch.Tensor):
         sharded = hasattr(value, "device_mesh")
         tensors.append(value.detach())
-        return _Place(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type, sharded)
+        return _TensorPlace(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type, sharded)
     if isinstance(value, dict):
         return {key: _without_tensors(inner, tensors) for key, inner in value.items()}
     if type(value) in (list, tuple):
@@ -89,8 +89,8 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _merge(value: Any, source: int, rank: int, tensors: list[torch.Tensor], received: dict[int, torch.Tensor]) -> Any:
-    """Return the structure with a tensor for each `_Place`; every member walks the structure in the same order."""
-    if isinstance(value, _Place):
+    """Return the structure with a tensor for each `_TensorPlace`; all members walk the structure in the same order."""
+    if isinstance(value, _TensorPlace):
         if value.sharded:
             raise ValueError(f"the optimizer's state {SHARDED}")
         if value.index not in received:
@@ -112,7 +112,7 @@ def _broadcast(tensor: torch.Tensor, source: int) -> torch.Tensor:
     return sent
 
 
-def _difference(there: dict[str, _Place], here: dict[str, _Place]) -> str | None:
+def _difference(there: dict[str, _TensorPlace], here: dict[str, _TensorPlace]) -> str | None:
     for name in dict.fromkeys([*there, *here]):
         if name not in here or name not in there:
             return f"{name} is missing {'here' if name not in here else 'at the newest'}; {REMEDY}"

@@ -269,10 +269,10 @@ class Channel:
         except ssl.SSLCertVerificationError as error:
             if met:
                 raise
-            raise self._shared.fail(dialing.untrusted(self._shared.name, error)) from None
+            raise self._shared.fail(dialing.untrusted_error(self._shared.name, error)) from None
         except ConnectionResetError as error:
             if error.errno == errno.ECONNRESET and not (self.connection.met or raised_by_handler(error)):
-                raise dialing.closed_silently(secure=secure, met=met) from None
+                raise dialing.silent_close_error(secure=secure, met=met) from None
             raise
         except _Expired:
             if not self.connection.met and not met:

@@ -23,10 +23,10 @@ from store.net.dialing import (
     NEVER_ANSWERED,
     SAYS_NOTHING,
     TcpDial,
-    closed_silently,
     describe,
     exhausted_limit,
-    untrusted,
+    silent_close_error,
+    untrusted_error,
 )
 from store.net.process import process_identity
 from store.net.sockets import close_in_children, unacknowledged, unregister
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         spoken = self.spoken.done() and self.spoken.result()
         if spoken or not isinstance(error, ConnectionResetError):
             return error
-        return closed_silently(secure=self._owner._secure, met=self._owner.met)
+        return silent_close_error(secure=self._owner._secure, met=self._owner.met)
 
     @property
     def ends(self) -> tuple[str, str] | None:
@@ -338,8 +338,8 @@ class Reconnecting(interface.Store):
                 link = await self._try_to_connect()
             except (OSError, UnicodeError) as error:
                 if isinstance(error, ssl.SSLCertVerificationError) and not self.met:
-                    self.fail(untrusted(self.name, error))
-                    raise untrusted(self.name, error) from None
+                    self.fail(untrusted_error(self.name, error))
+                    raise untrusted_error(self.name, error) from None
                 self.last_problem = describe(error)
                 self._cuts.note_attempt(error)
                 if exhausted_limit(error) and not self.met:  # this process has no file or thread left

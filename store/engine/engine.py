@@ -180,7 +180,7 @@ class Engine:
         if work is not None:
             self._works[peer], self._asked.work = work, None
         if changes and response is not None:
-            session.keep(request_id, response)
+            session.keep_reply(request_id, response)
             if self._changes.facts is not None:
                 self._changes.facts.replies.append(
                     KeptReply(

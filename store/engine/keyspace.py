@@ -80,7 +80,7 @@ class Groups:
         name = self.name_of(key)
         return name is not None and key[len(name) :].partition("/")[0] in COORDINATION_KEYS
 
-    def count(self, key: str, keys: int, size: int) -> None:
+    def add_usage(self, key: str, keys: int, size: int) -> None:
         """Add keys and bytes, which may be negative, to the group of `key`."""
         name = self.name_of(key)
         if name is None:
@@ -134,7 +134,7 @@ class Keyspace:
         else:
             added = len(entry.value) - len(before.value)
         self.bytes += added
-        self.groups.count(entry.key, int(before is None), added)
+        self.groups.add_usage(entry.key, int(before is None), added)
         self.entries[entry.key] = entry
 
     def remove(self, key: str) -> None:
@@ -143,7 +143,7 @@ class Keyspace:
         self.index.remove(key)
         size = ENTRY_OVERHEAD + key_bytes(key) + len(entry.value)
         self.bytes -= size
-        self.groups.count(key, -1, -size)
+        self.groups.add_usage(key, -1, -size)
 
 
 class Chunk(list[str]):

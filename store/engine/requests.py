@@ -81,7 +81,7 @@ class Requests:
         listing = self._listing(tuple(map(self._keys.get, request.keys)), self._keys.revision)
         if len(request.keys) <= STEP_KEYS:
             return listing
-        snapshot = Snapshot.of(self._keys, self._past, request.keys, list(listing.entries))
+        snapshot = Snapshot.of_keys(self._keys, self._past, request.keys, list(listing.entries))
         return self._list_part(Remainder(watcher=self._asker, snapshot=snapshot))
 
     def _listing(self, entries: tuple[Entry | None, ...], revision: int) -> messages.Listing:
@@ -90,13 +90,13 @@ class Requests:
         return messages.Listing(entries, revision)
 
     def _list(self, request: messages.List) -> messages.Listing | messages.ListingPart:
-        snapshot = Snapshot.under(self._keys, self._past, request.prefix)
+        snapshot = Snapshot.of_prefix(self._keys, self._past, request.prefix)
         return self._list_part(Remainder(watcher=self._asker, snapshot=snapshot, keys_only=request.keys_only))
 
     def _list_part(self, work: Remainder) -> messages.Listing | messages.ListingPart:
         snapshot = work.snapshot
         assert snapshot is not None, "what is listed is read"
-        entries = snapshot.part()
+        entries = snapshot.next_part()
         if work.keys_only:
             entries = [each and each.replace(value=b"") for each in entries]
         if self._keep_reading(work, snapshot):
@@ -162,7 +162,7 @@ class Requests:
         return messages.Written(self._changes.write(request, self._admit(request)).mod_revision)
 
     def _admit(self, write: messages.Write) -> bytes:
-        value = self._state.admit(write)
+        value = self._state.check_write(write)
         self._state.check_room_for(write.key, len(value))
         return value
 
@@ -204,7 +204,7 @@ class Requests:
             as_expected = (entry.mod_revision if entry else 0) == request.expected_revision
         else:
             as_expected = entry is not None and entry.value == request.expected_value
-        value = self._state.admit(request)
+        value = self._state.check_write(request)
         if not as_expected:
             return messages.CompareAndSetResult(False, entry)
         self._state.check_room_for(request.key, len(value))
@@ -222,7 +222,7 @@ class Requests:
         operations = request.then if succeeded else request.otherwise
         granted = self._grant_for(operations, request.grants) if request.grants else ()
         try:
-            values = self._state.admit_branch(operations)
+            values = self._state.check_branch(operations)
         except StoreError:
             for lease in granted:
                 self._changes.end_lease(lease, most=0)  # the new lease has no keys yet
@@ -300,7 +300,7 @@ class Requests:
             raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {self._keys.revision}")
         self._state.check_size(request.prefix, "prefix")
         self._state.check_can_open(self._peer, watch_bytes(request.prefix), (request.prefix,))
-        snapshot = Snapshot.under(self._keys, self._past, request.prefix) if request.snapshot else None
+        snapshot = Snapshot.of_prefix(self._keys, self._past, request.prefix) if request.snapshot else None
         if start <= self._history.compacted:
             return messages.Failed(
                 kind=messages.FailureKind.COMPACTED,
@@ -317,7 +317,7 @@ class Requests:
         assert work.prefix is not None
         snapshot = work.snapshot
         if snapshot is not None:
-            events = [entry.event for entry in snapshot.part() if entry is not None]
+            events = [entry.event for entry in snapshot.next_part() if entry is not None]
             if self._keep_reading(work, snapshot):
                 self.deliveries.append(Delivery(watches=watches, events=tuple(events)))
                 return

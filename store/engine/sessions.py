@@ -53,7 +53,7 @@ class Session:
     held_bytes: int = 0
     highest: int = 0
 
-    def keep(self, request_id: int, response: messages.Response) -> None:
+    def keep_reply(self, request_id: int, response: messages.Response) -> None:
         """Keep the reply to a mutation that was just applied."""
         assert request_id > self.highest, "requests of a session are applied in order"
         cost = reply_cost(response)
@@ -152,7 +152,7 @@ class Sessions:
         ):
             session = self._sessions[one.id] = Session(one.id, one.number, self.budget)
             for request_id, response in one.replies:
-                session.keep(request_id, response)
+                session.keep_reply(request_id, response)
             self._abandoned[session.id] = now
 
 

@@ -89,19 +89,19 @@ class Snapshot:
     counted_from: int = 0  # `Snapshots._counted` when this snapshot began
 
     @classmethod
-    def under(cls, keys: Keyspace, past: OldEntries, prefix: str) -> Snapshot:
+    def of_prefix(cls, keys: Keyspace, past: OldEntries, prefix: str) -> Snapshot:
         """Return a snapshot of the keys under a prefix."""
         chunks, place, count = keys.index.under(prefix)
         return cls(past, deque(chunks), place=place, left=count, revision=keys.revision)
 
     @classmethod
-    def of(cls, keys: Keyspace, past: OldEntries, names: tuple[str, ...], entries: list[Entry | None]) -> Snapshot:
+    def of_keys(cls, keys: Keyspace, past: OldEntries, names: tuple[str, ...], entries: list[Entry | None]) -> Snapshot:
         """Return a snapshot of these keys."""
         size = sum(map(key_bytes, names)) + NAME_OVERHEAD * len(names)
         chunks = deque([Chunk(names)])
         return cls(past, chunks, place=0, left=len(entries), revision=keys.revision, given=entries, bytes=size)
 
-    def part(self) -> list[Entry | None]:
+    def next_part(self) -> list[Entry | None]:
         """Return the next unread entries, with None for each named key that does not exist."""
         part: list[Entry | None] = []
         size = 0

@@ -114,7 +114,7 @@ class State:
         given_up = max(self.snapshots.held_bytes - self.limits.outbox_bytes_max, 0)
         self.check_limit("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)
 
-    def admit(self, write: Write, *, in_branch: bool = False) -> bytes:
+    def check_write(self, write: Write, *, in_branch: bool = False) -> bytes:
         """Check a write, but not its room; return the new value. `in_branch`: the caller checks the lease's room."""
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
@@ -150,7 +150,7 @@ class State:
                 size += len(entry.value)
         return size
 
-    def admit_branch(self, operations: tuple[Operation, ...]) -> list[bytes | None]:
+    def check_branch(self, operations: tuple[Operation, ...]) -> list[bytes | None]:
         """Check a branch of a transaction; return each operation's new value, None if it writes none."""
         values: list[bytes | None] = []
         written: list[tuple[str, int]] = []
@@ -171,7 +171,7 @@ class State:
             elif isinstance(operation, Delete):
                 sizes[key] = 0
             else:
-                value = self.admit(operation, in_branch=True)
+                value = self.check_write(operation, in_branch=True)
                 if isinstance(operation, Put) and operation.ttl is not None:
                     leased.append(key)
                 written.append((key, len(value)))

@@ -138,7 +138,7 @@ def _event(change: pb.Event) -> Event:
     return entry_of(kv).event
 
 
-def read_for(condition: Condition) -> Fields:
+def check_read(condition: Condition) -> Fields:
     """Return the read whose result shows if a condition holds."""
     return range_of(condition.key, keys_only=condition.target not in (Target.VALUE, Target.VALUE_IF_ANY))
 

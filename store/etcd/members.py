@@ -302,7 +302,7 @@ class Members:
                 await connection.close(Failure("it was given up", FailureKind.UNDONE))
             if not isinstance(error, Failure):
                 raise
-            self._missed(place, error)
+            self._note_failed_member(place, error)
             if self.identity.cluster_id is None:
                 await self._diagnose(place, error)
             return
@@ -343,7 +343,7 @@ class Members:
             lasting, self._lasting = self._lasting, None
             raise lasting
 
-    def _missed(self, place: int, failure: Failure) -> None:
+    def _note_failed_member(self, place: int, failure: Failure) -> None:
         log.debug("etcd at %s: %s", self._cluster.targets[place], failure)
         self.choice.note_failure(place, failure, self._time())
 
@@ -352,7 +352,7 @@ class Members:
         if failure.trouble in (FailureKind.REOPEN, FailureKind.TOKEN):  # the member works
             return
         if self._current is connection:
-            self._missed(connection.place, failure)
+            self._note_failed_member(connection.place, failure)
             await self._leave(failure)
         else:
             self.choice.note_problem(connection.place, failure)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from store.errors import LimitExceeded, StoreUsageError
-from store.etcd.codec import OPERATIONS_MAX, TOO_MANY, compare, condition_error, entry_in, range_of, read_for, spans
+from store.etcd.codec import OPERATIONS_MAX, TOO_MANY, check_read, compare, condition_error, entry_in, range_of, spans
 from store.etcd.leases import check, check_ttls
 from store.messages import (
     Add,
@@ -85,7 +85,7 @@ class Write:
         """Return the reads, by key, that the write's plan or its answer depends on."""
         needed: dict[str, Fields] = {}
         for condition in (*self.guard, *self.when):
-            look = read_for(condition)
+            look = check_read(condition)
             if not look["keys_only"] or condition.key not in needed:
                 needed[condition.key] = look
         for operations in (self.then, self.otherwise):

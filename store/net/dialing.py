@@ -110,14 +110,14 @@ WITHOUT_A_WORD = "it closed the connection without a word; if it speaks TLS, wri
 """The problem in words, if a server that has never answered closes a connection without TLS."""
 
 
-def closed_silently(*, secure: bool, met: bool) -> ConnectionResetError:
+def silent_close_error(*, secure: bool, met: bool) -> ConnectionResetError:
     """Return the error if a connection was closed before any bytes came; `met`: the server has answered earlier."""
     if secure:
         return HungUp(IN_THE_HANDSHAKE)
     return ConnectionResetError() if met else HungUp(WITHOUT_A_WORD)
 
 
-def untrusted(name: str, error: ssl.SSLCertVerificationError) -> AuthenticationError:
+def untrusted_error(name: str, error: ssl.SSLCertVerificationError) -> AuthenticationError:
     """Return the error for a server whose certificate is not trusted."""
     return AuthenticationError(f"{name} has no certificate that we trust: {error.verify_message}")
 

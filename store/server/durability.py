@@ -44,7 +44,7 @@ class Durability:
     in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]  # runs a blocking function in a thread
     on_durable: Callable[[int], None]  # called with the number of the last step on disk
     on_restored: Callable[[Engine], None]  # called with an engine read back from the disk
-    cut: Callable[[], None]  # closes every connection
+    close_all: Callable[[], None]  # closes every connection
     ended: Callable[[asyncio.Task[None]], None]  # called with each ended background task
     leaving: bool = False
     _probing: asyncio.Task[None] | None = field(default=None, init=False)
@@ -124,7 +124,7 @@ class Durability:
                 await asyncio.wait([self._probing])
             # The loop handles the journal's last reports before this `await` returns.
             if not await self.in_thread(lambda: journal.stop(within=STOP_WITHIN)):
-                self.cut()  # the disk hangs: held frames must not be sent
+                self.close_all()  # the disk hangs: held frames must not be sent
 
     def _became_durable(self, number: int) -> None:
         self.pending_commits.written(number)
@@ -136,7 +136,7 @@ class Durability:
         log.error("store %s cannot write: %s; it %s until it can", self.engine.store_id, reason, what)
         self.engine.read_only = f"the disk does not take it ({reason})"  # `record` appends nothing more
         self._restoring = True
-        self.cut()
+        self.close_all()
         if self.leaving:
             return
         if self._probing is not None:

@@ -74,7 +74,7 @@ class Handshakes:
         # After a refusal for "limit", an honest client retries.
         why = Rejection("limit", f"no hello within {within:g} s (handshake_timeout)")
         table.register(peer, peer.address, cost=PEER_BYTES + (TLS_BYTES if peer.secure else 0))
-        table.time_limit(peer, within, partial(self.peers.hang_up, peer, why), patiently=True)
+        table.time_limit(peer, within, partial(self.peers.close_with, peer, why), patiently=True)
         peer.outbox.queue(peer.connection.greeting())
         peer.flush()
 
@@ -92,7 +92,7 @@ class Handshakes:
                 asyncio.get_running_loop().call_later(place_in + SOON, self.open_session, peer, hello, welcome)
             else:
                 full = f"the server has {most} sessions (sessions_max): come again"
-                self.peers.hang_up(peer, Rejection("limit", full))
+                self.peers.close_with(peer, Rejection("limit", full))
             return
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)

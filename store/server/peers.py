@@ -27,7 +27,7 @@ class Peers:
         # Outboxes may always hold this many bytes, so that a full store can still be read.
         self.outboxes_kept_back: int = limits.outbox_bytes_max
 
-    def hang_up(self, peer: Peer, rejection: Rejection) -> None:
+    def close_with(self, peer: Peer, rejection: Rejection) -> None:
         """Close a peer's connection."""
         if not peer.gone:
             self.table.count_refusal("%s is disconnected: %s", peer.name, rejection.message)
@@ -90,7 +90,7 @@ class Peers:
                 f"{self.inboxes.bytes} bytes of unfinished requests wait in all inboxes, and memory_bytes_max is "
                 f"{self._limits.memory_bytes_max}; yours have cost most, and for longest"
             )
-            self.hang_up(costliest, Rejection("limit", what))
+            self.close_with(costliest, Rejection("limit", what))
 
     @property
     def _connected(self) -> list[Peer]:

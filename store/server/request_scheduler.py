@@ -124,7 +124,7 @@ class RequestScheduler:
                 return False
             response = self._apply(peer, asked, now, alone=True)
         except ProtocolError as error:
-            self.peers.hang_up(peer, Rejection("protocol", str(error)))
+            self.peers.close_with(peer, Rejection("protocol", str(error)))
             return True
         finally:
             if self.dispatcher.dirty:
@@ -148,9 +148,9 @@ class RequestScheduler:
         try:
             self._take_turn(peer, began)
         except AuthenticationError as error:
-            self.peers.hang_up(peer, Rejection("authentication", str(error)))
+            self.peers.close_with(peer, Rejection("authentication", str(error)))
         except ProtocolError as error:
-            self.peers.hang_up(peer, Rejection("protocol", str(error)))
+            self.peers.close_with(peer, Rejection("protocol", str(error)))
         finally:
             self.dispatcher.flush()
             self._count_time(self.stopwatch() - began)
@@ -293,7 +293,7 @@ class RequestScheduler:
         if took > SLOW:
             self._slow_lines.write(log, logging.WARNING, SLOW_LINE, peer.name, type(request).__name__, took * 1000)
 
-    def became_durable(self, number: int) -> None:
+    def note_durable(self, number: int) -> None:
         """Send the frames that waited for step `number`, which is now on disk; read paused peers again."""
         self.dispatcher.release(number)
         self._resume_slowed()

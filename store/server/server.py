@@ -95,9 +95,9 @@ class Server:
             journal,
             clock=clock,
             in_thread=in_thread,
-            on_durable=lambda number: self._scheduler.became_durable(number),  # noqa: PLW0108 - made below
+            on_durable=lambda number: self._scheduler.note_durable(number),  # noqa: PLW0108 - made below
             on_restored=self._use_engine,
-            cut=lambda: self._peers.abort(),  # noqa: PLW0108 - made below
+            close_all=lambda: self._peers.abort(),  # noqa: PLW0108 - made below
             ended=self._timer_ended,
         )
         self._peers = Peers(engine.limits, self._durability, self.table)
@@ -214,7 +214,7 @@ class Server:
         why = f"half a frame and {self._limits.frame_timeout:g} s of silence (frame_timeout)"
         for peer in list(self._peers.by_id.values()):
             if peer.connection.held_bytes and peer.received_at < silent_since and not peer.reading_paused:
-                self._peers.hang_up(peer, Rejection("limit", why))
+                self._peers.close_with(peer, Rejection("limit", why))
 
     async def leave(self) -> None:
         """Send goodbyes and last frames, and close every connection within `LEAVE_WITHIN` seconds."""

@@ -10,7 +10,7 @@ import contextlib
 import pytest
 
 import store
-from rdzv.bootstrap_check import Verdict, connect_to_rank_0, judge, listen_for_members
+from rdzv.bootstrap_check import Verdict, connect_to_rank_0, listen_for_members, make_verdict
 from rdzv.core.round import Round
 from tests.support.processes import free_port, start_python
 
@@ -31,16 +31,16 @@ from tests.support.processes import free_port, start_python
 def test_missing_members_are_left_out_if_most_came_and_enough_remain(
     missing: list[int], size: int, needed: int, left_out: tuple[int, ...]
 ) -> None:
-    assert judge("why", missing, size=size, needed=needed, again=False).left_out == left_out
+    assert make_verdict("why", missing, size=size, needed=needed, again=False).left_out == left_out
 
 
 def test_of_two_the_second_is_left_out_once_each_has_been_rank_0() -> None:
-    assert judge("why", [1], size=2, needed=1, again=True).left_out == (1,)
-    assert judge("why", [1], size=2, needed=2, again=True).left_out == ()
+    assert make_verdict("why", [1], size=2, needed=1, again=True).left_out == (1,)
+    assert make_verdict("why", [1], size=2, needed=2, again=True).left_out == ()
 
 
 def test_a_verdict_is_packed_and_unpacked() -> None:
-    verdict = judge("n3 did not come", [3], size=4, needed=2, again=False)
+    verdict = make_verdict("n3 did not come", [3], size=4, needed=2, again=False)
     assert Verdict.unpack(verdict.pack()) == verdict
 
 

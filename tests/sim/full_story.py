@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rdzv.core.decision import Rules
-from rdzv.core.ranks import order_named
+from rdzv.core.ranks import find_order
 from rdzv.core.state import NodesLeft, NodesLost
 from rdzv.node.link.role import ELECTION_MOST, ROLE_TTL
 from rdzv.node.member.arrival_writer import TTL_MOST
@@ -64,7 +64,7 @@ class FullStory(Story):
             unit=unit,
             last_call=rng.choice((0.3, 1.0, 3.0)),
             early_last_call=rng.random() < 0.7,
-            order=order_named(order),
+            order=find_order(order),
         )
         self.settings: dict[str, Any] = {
             "min_nodes": needed,

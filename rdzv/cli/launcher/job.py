@@ -173,7 +173,7 @@ class Job:
     )
     allow_chaos: bool = _flag("--allow-chaos", "let rdzv chaos kill this node, to rehearse a failure", default=False)
 
-    def status_for(self, then: ExitAction, otherwise: int) -> int:
+    def exit_status_for(self, then: ExitAction, otherwise: int) -> int:
         """Return the exit status that `--exit-codes` names for an action, else `otherwise`."""
         return (self.exit_codes or {}).get(then, otherwise)
 
@@ -200,12 +200,12 @@ class Ranks(NamedTuple):
 
 def ranks_of(rank: int, participants: Sequence[Participant], nproc: int) -> Ranks:
     """Return the ranks of the processes of the node with this rank; `participants` are by rank."""
-    counts = [_count_of(participant) for participant in participants]
+    counts = [_process_count_of(participant) for participant in participants]
     assert counts[rank] == nproc, "a node reads of itself what it has written"
     return Ranks(first_rank=sum(counts[:rank]), world_size=sum(counts))
 
 
-def _count_of(participant: Participant) -> int:
+def _process_count_of(participant: Participant) -> int:
     text = participant.attributes.get(NPROC, "1")
     if not text.isdecimal() or int(text) < 1:
         raise RendezvousStateError(

@@ -278,12 +278,12 @@ class JobRound:
         except OSError:
             return -1
 
-    def _running_now(self) -> list[Process]:
+    def _running_processes(self) -> list[Process]:
         return [process for process in self._processes if process.status is None]
 
     def forward_signal(self, number: int) -> bool:
         """Send a signal to the processes; return False if no process runs."""
-        running = self._running_now()
+        running = self._running_processes()
         for process in running:
             process.forward_signal(number)
         if running:
@@ -299,13 +299,13 @@ class JobRound:
         """Return the Python stacks of the running processes."""
         if self._workplace.stacks is None:
             return "they are not to be had: this launcher runs with --no-stacks"
-        return await self._workplace.stacks.dump(process.rank for process in self._running_now())
+        return await self._workplace.stacks.dump(process.rank for process in self._running_processes())
 
     async def stop(self, number: int) -> None:
         """Send the processes this signal, kill those that have not ended after `--grace`, and pass on their output."""
         self.ask_to_end(number)
         await self._wait_for_processes(self._job.grace)
-        if self._running_now():
+        if self._running_processes():
             log.warning(
                 "run %s, round %d: told to end, and not done after --grace %g s; to be killed with these stacks:\n%s",
                 *(self._info.run_id, self._info.round, self._job.grace, await self.stacks()),
@@ -313,7 +313,7 @@ class JobRound:
         for process in self._processes:
             process.send(signal.SIGKILL)
         await self._wait_for_processes(KILL_WITHIN)
-        if self._running_now():
+        if self._running_processes():
             log.error("a process does not end although it was killed; a driver or a file system may hang")
         for process in self._processes:
             await process.release()

@@ -250,13 +250,13 @@ class _Launcher:
                 info = await _join_round(handler)
             except RendezvousGracefulExitError as error:
                 log.info("%s", error)
-                return self._job.status_for(ExitAction.REPLACE, 0) if handler.is_draining else 0
+                return self._job.exit_status_for(ExitAction.REPLACE, 0) if handler.is_draining else 0
             except RendezvousClosedError as error:
                 if was_open and error.reason == SUCCEEDED and not error.given_up:
                     return 0
                 if error.given_up and error.status:
                     say_error(f"rdzv run: {printable(str(error))}")
-                    return self._job.status_for(ExitAction.OVER, error.status)
+                    return self._job.exit_status_for(ExitAction.OVER, error.status)
                 if not was_open:
                     say_error("rdzv run: rdzv reopen opens a closed run again; or give the job a run of its own")
                 raise
@@ -269,7 +269,7 @@ class _Launcher:
                 status = self._job.give_up_status
                 log.error("run %s, round %d: %s", info.run_id, info.round, verdict)
                 await handler.give_up(verdict, status=status)
-                return self._job.status_for(ExitAction.OVER, status)
+                return self._job.exit_status_for(ExitAction.OVER, status)
             ended = await self._handle_outcome(handler, info, *await self._run_round(handler, info))
             if ended is not None:
                 return ended
@@ -312,7 +312,7 @@ class _Launcher:
             return 0
         if outcome is Outcome.GIVE_UP:
             log.error("%s: given up: %s", where, how)
-            return self._job.status_for(ExitAction.OVER, status)
+            return self._job.exit_status_for(ExitAction.OVER, status)
         if monitor.ending is not None and monitor.ending.kind is EndKind.CLOSED:
             return None  # the next `next_rendezvous` raises the error with the details
         is_ours, leaves = outcome is Outcome.RAISE, outcome is not Outcome.RAISE and handler.is_draining
@@ -324,7 +324,7 @@ class _Launcher:
         ended = {"restart": is_ours, "failed": failed, "achieved": achieved}
         await self._change_tally(handler, lambda was: was.after(info.round, **ended))
         if not is_ours:
-            return self._job.status_for(ExitAction.REPLACE, 0) if leaves else None
+            return self._job.exit_status_for(ExitAction.REPLACE, 0) if leaves else None
         if self._tally.restarts <= self._job.max_restarts:
             log.warning("%s: %s; restart %d of %d", where, how, self._tally.restarts, self._job.max_restarts)
             return None
@@ -333,7 +333,7 @@ class _Launcher:
             f"rdzv run: {where}: {how}, and --max-restarts {self._job.max_restarts} allows no restart; see "
             f"what it wrote, or allow more"
         )
-        return self._job.status_for(ExitAction.REPLACE, status if status >= 0 else SIGNALLED - status)
+        return self._job.exit_status_for(ExitAction.REPLACE, status if status >= 0 else SIGNALLED - status)
 
 
 async def _reap_orphans() -> None:

@@ -46,7 +46,7 @@ class WorkerStacks:
 
     async def dump(self, ranks: Iterable[int] = ()) -> str:
         """Return the stacks of all running Python processes, and name those of `ranks` that cannot be asked."""
-        asked = {path: pid for path in sorted(self._dumps.glob("*"), key=_rank_and_pid) if (pid := _holder(path))}
+        asked = {path: pid for path in sorted(self._dumps.glob("*"), key=_rank_and_pid) if (pid := _lock_holder(path))}
         for path, pid in asked.items():
             os.truncate(path, 0)
             with contextlib.suppress(ProcessLookupError, PermissionError):  # the process has ended, or changed its user
@@ -80,7 +80,7 @@ class WorkerStacks:
         """Remove the files of ended processes; call this between rounds: a new file is not locked at once."""
         for path in list(self._dumps.glob("*")):
             with contextlib.suppress(OSError):
-                if _holder(path) is None:
+                if _lock_holder(path) is None:
                     path.unlink()
 
 
@@ -93,7 +93,7 @@ _LOCK = ("qqihh", 2, 3) if sys.platform == "darwin" else ("hhqqi", 4, 0)
 """The layout of the system's `struct flock`, and the indices of its fields for the process and the lock type."""
 
 
-def _holder(path: Path) -> int | None:
+def _lock_holder(path: Path) -> int | None:
     layout, pid_at, kind_at = _LOCK
     fields = [0] * 5
     fields[kind_at] = fcntl.F_WRLCK

@@ -34,7 +34,7 @@ def last_known_run(head: Head, *, revision: int, settings: bytes, host: str, now
     number, at, awaited = (-1, 0, 0) if before is None else (before.round, before.round_at, before.awaited)
     if round is not None:
         number, at = max(number, round.number), round.revision
-        awaited = round.size - _gone_from(round, head.moves_over or head.progress, head.hosted)
+        awaited = round.size - _count_gone(round, head.moves_over or head.progress, head.hosted)
     else:  # no round completed in the lost store: members of the last round in an earlier store are still awaited
         awaited -= sum(one.last_round == at > 0 for one in head.hosted.values())
     return LostStore(
@@ -45,13 +45,13 @@ def last_known_run(head: Head, *, revision: int, settings: bytes, host: str, now
         awaited=max(awaited, 0),
         settings=settings,
         closed=b"" if head.closed is None else head.closed.pack(),
-        bans={name: _ban_as_of(ban, now).pack() for name, ban in head.bans.items()},
+        bans={name: _age_ban(ban, now).pack() for name, ban in head.bans.items()},
         tally=head.tally,
         host=host,
     )
 
 
-def _gone_from(round: Round, progress: Progress | None, hosted: Mapping[str, HostedNode]) -> int:
+def _count_gone(round: Round, progress: Progress | None, hosted: Mapping[str, HostedNode]) -> int:
     told = progress if progress is not None and progress.round == round.number else None
     named = (*told.lost_ids, *told.departed_ids) if told is not None else ()
     gone = told.lost + told.departed if told is not None else 0
@@ -62,7 +62,7 @@ def _gone_from(round: Round, progress: Progress | None, hosted: Mapping[str, Hos
     return gone + sum(one.last_round == round.revision or round.rank_of(one.arrival) is not None for one in others)
 
 
-def _ban_as_of(ban: Ban, now: float) -> Ban:
+def _age_ban(ban: Ban, now: float) -> Ban:
     return ban if ban.lasts is None else ban.replace(lasts=max(ban.lasts - (now - ban.seen_at), 1.0))
 
 

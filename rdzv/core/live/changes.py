@@ -75,20 +75,20 @@ def _without_ages(value: Any) -> Any:
 
 def without_jitter(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the report `now`, but keep times of `before` that differ by less than `WAVERS`, and unchanged members."""
-    made = {name: _settled(before.get(name), value) for name, value in now.items() if name != "members"}
+    made = {name: _keep_times(before.get(name), value) for name, value in now.items() if name != "members"}
     members = {one["node_id"]: one for one in before.get("members", ())}
-    made["members"] = [_settled_member(members.get(one["node_id"]), one) for one in now["members"]]
+    made["members"] = [_keep_member_times(members.get(one["node_id"]), one) for one in now["members"]]
     return made
 
 
-def _settled(before: Any, now: Any) -> Any:
+def _keep_times(before: Any, now: Any) -> Any:
     match now:
         case float() if now > HOURS_FROM and isinstance(before, float) and abs(now - before) < WAVERS:
             return before
         case dict() if isinstance(before, dict):
-            return {name: _settled(before.get(name), value) for name, value in now.items()}
+            return {name: _keep_times(before.get(name), value) for name, value in now.items()}
         case list() if isinstance(before, list) and len(before) == len(now):
-            return [_settled(*pair) for pair in zip(before, now, strict=True)]
+            return [_keep_times(*pair) for pair in zip(before, now, strict=True)]
         case _:
             return now
 
@@ -97,7 +97,7 @@ HOURS_FROM: Final = 1e9  # larger numbers are times of day, in seconds since 197
 WAVERS: Final = 1.0  # seconds by which a time of day may vary, as it is computed from an age
 
 
-def _settled_member(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+def _keep_member_times(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
     if before is not None and before["step"] == now["step"]:
         now["step_at"] = before["step_at"]
     return before if before is not None and before == now else now

@@ -82,7 +82,7 @@ class StallDetector:
             self._round, self._excused_at = round, now
         self._looked_at = now
         members = {node_id: one for node_id, one in heard.items() if one.note.round == round}
-        if any(self._excuses(one) for one in members.values()):
+        if any(self._find_excuses(one) for one in members.values()):
             self._excused_at = now
         quiet = {node_id: one for node_id, one in members.items() if self._is_quiet(one, now)}
         stuck = {
@@ -97,7 +97,7 @@ class StallDetector:
             return StuckVerdict(standstill=self._standstill(list(members.values())))
         return StuckVerdict(stuck=stuck)
 
-    def _excuses(self, one: LastNote) -> bool:
+    def _find_excuses(self, one: LastNote) -> bool:
         return one.note.away or one.note.busy > one.ago or one.ago > self._rules.notes_every + AWAY_AFTER
 
     def _is_quiet(self, one: LastNote, now: float) -> bool:

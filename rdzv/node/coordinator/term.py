@@ -31,7 +31,7 @@ import anyio
 from rdzv.core.decision import RETRY_AFTER, Ask, Complete, Expel, Report, Resize, Wait, add_problem, decide, explain
 from rdzv.core.history import History, HistoryWriter, pack_history
 from rdzv.core.ranks import newest_of
-from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, name_arrivals
+from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, pack_arrivals
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import Obstacle, Picture, View
 from rdzv.node.coordinator.facts import AccusationWatch, gather_answers, look_for_stalls
@@ -436,7 +436,7 @@ class CoordinatorTerm:
             in_steps=any(record.progress is not None for record in decision.members),
             since=((), (), ()) if is_first else since,
             checked=len(members) > 1 and all(record.checks for record in decision.members),
-            **name_arrivals([member.arrival for member in members]),
+            **pack_arrivals([member.arrival for member in members]),
         )
         self._shared.used = True  # from now on: the round may have this lease even if the commit's answer is lost
         return round

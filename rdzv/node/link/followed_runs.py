@@ -91,7 +91,7 @@ class FollowedRun:
             self._read_at = began
             self._version += 1
         elif began >= self._steps_from:
-            status, history = self.now()
+            status, history = self.current()
             members = {member.node_id for member in status.members}
             steps, awaits = await read_steps(self._store, self._keys, self._follower.head, members)
             self._steps_from = began if steps else began + (self._store.time() - began) / IDLE_SHARE
@@ -99,7 +99,7 @@ class FollowedRun:
                 self._read, self._read_at = (replace(status, steps=steps, awaits=awaits), history), began
                 self._version += 1
 
-    def now(self) -> tuple[RunStatus, History]:
+    def current(self) -> tuple[RunStatus, History]:
         """Return the last status read, with its durations as of now, and the history."""
         assert self._read is not None, "it was refreshed"
         (status, history), now = self._read, self._store.time()
@@ -113,13 +113,13 @@ class FollowedRun:
 
     def cost(self) -> Account:
         """Return the run's cost until now."""
-        status, history = self.now()
+        status, history = self.current()
         return account(self._keys.run_id, history, now=status.now, waited=status.waited)
 
     def report(self) -> dict[str, Any]:
         """Return the run's report, whose ages are those of the last reading of the run."""
         if self._reported != self._version:
-            self._report, self._reported = report(self.now()[0]), self._version
+            self._report, self._reported = report(self.current()[0]), self._version
         return self._report
 
     def page_state(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class FollowedRun:
 
     def summary(self) -> dict[str, Any]:
         """Return the run's numbers, for the metrics."""
-        return summary_of(self.report(), self.cost(), self.now()[1].chapters, self.time_of_day())
+        return summary_of(self.report(), self.cost(), self.current()[1].chapters, self.time_of_day())
 
 
 class FollowedRuns:

@@ -170,7 +170,7 @@ class HeadWatcher:
         keys, key, value, put = self._keys, event.key, event.value, event.kind == "put"
         now, revision = self._store.time(), event.revision
 
-        def of_many(field: str, prefix: str, read: Callable[[], object]) -> dict[str, Any]:
+        def update_map(field: str, prefix: str, read: Callable[[], object]) -> dict[str, Any]:
             there = {name: one for name, one in getattr(head, field).items() if prefix + name != key}
             if put:
                 there[key.removeprefix(prefix)] = read()
@@ -211,19 +211,19 @@ class HeadWatcher:
             over = self.head.moves_over if self.head.moves else self.head.progress
             return {"moves": put, "moves_over": over if put else None}
         if key.startswith(keys.hosted):
-            return of_many("hosted", keys.hosted, lambda: HostedNode(arrival=revision, last_round=int(value)))
+            return update_map("hosted", keys.hosted, lambda: HostedNode(arrival=revision, last_round=int(value)))
         if key == keys.resized:
             return {"resized": Resized.unpack(value, revision=revision) if put else None}
         if key.startswith(keys.drains):
-            return of_many("drains", keys.drains, announced)
+            return update_map("drains", keys.drains, announced)
         if key.startswith(keys.bans):
             if put and key in self._own_ban_keys:
                 self.own_ban = revision, Ban.unpack(value)
-            return of_many("bans", keys.bans, lambda: Ban.unpack(value, seen_at=now))
+            return update_map("bans", keys.bans, lambda: Ban.unpack(value, seen_at=now))
         if key.startswith(keys.unbans):
-            return of_many("unbans", keys.unbans, lambda: Unban.unpack(value, revision=revision))
+            return update_map("unbans", keys.unbans, lambda: Unban.unpack(value, revision=revision))
         if key.startswith(keys.questions):
-            return of_many("questions", keys.questions, lambda: Question.unpack(value))
+            return update_map("questions", keys.questions, lambda: Question.unpack(value))
         return {}
 
 

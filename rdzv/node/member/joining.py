@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.bootstrap_check import WITHIN, Verdict, check_reachability, is_reachable, judge
+from rdzv.bootstrap_check import WITHIN, Verdict, check_reachability, is_reachable, make_verdict
 from rdzv.core.absent import node_label
 from rdzv.core.decision import JoinClock, Joiner, KeepWaiting, Refused, follow
 from rdzv.core.round import Participant, Round
-from rdzv.core.state import ban_among
+from rdzv.core.state import find_ban
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
 from rdzv.node.link.ports import NoFreePortError
 from rdzv.node.link.wakeup import Wakeup
@@ -220,7 +220,7 @@ class Joining:
                     case Refused(closed=closed, spare=spare):
                         raise part.closed_error(closed, spare=spare)
                     case KeepWaiting(reason=reason, suspended=suspended, until=until):
-                        ban = ban_among(follower.head.bans, part.node_id, part.settings.attributes)
+                        ban = find_ban(follower.head.bans, part.node_id, part.settings.attributes)
                         if ban is not None:
                             raise part.banned_error(ban)
                         leaving = part.announced_drain(follower.head)
@@ -228,7 +228,7 @@ class Joining:
                             raise part.drained_error(leaving)
                         if follower.head.moves:
                             raise ending_error(part, link, me)
-                        part.wait_for(reason + link.describe_slowness(), lambda: self._parked_reason(loop.time()))
+                        part.wait_for(reason + link.describe_slowness(), lambda: self._wait_reason(loop.time()))
                         self.clock.set_suspended(suspended=suspended, now=now)
                         deadline = self.clock.deadline(now)
                         if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
@@ -255,7 +255,7 @@ class Joining:
                 part.cut_off, part.given_up = tuple(host for host in part.cut_off if host != round.host), ""
                 return
 
-    def _parked_reason(self, now: float) -> str | None:
+    def _wait_reason(self, now: float) -> str | None:
         answer = follow(self._me, self.link.follower.head, now=now)
         return answer.reason + self.link.describe_slowness() if isinstance(answer, KeepWaiting) else None
 
@@ -332,7 +332,7 @@ class Joining:
         with anyio.move_on_after(HEARD_WITHIN), contextlib.suppress(StoreError, RendezvousStateError):
             if rank == 0:
                 needed = part.agreed.rules.needed
-                said = judge(problem, missing, size=round.size, needed=needed, again=part.unreached)
+                said = make_verdict(problem, missing, size=round.size, needed=needed, again=part.unreached)
                 lease = await link.run_lease()
                 unchanged = when.mod_revision(part.keys.round) == round.revision
                 result = await link.store.transact(when=(unchanged,), then=(Put(key, said.pack(), lease=lease.id),))

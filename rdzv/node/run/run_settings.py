@@ -11,7 +11,7 @@ from rdzv.config.endpoint import SCHEMES
 from rdzv.config.resizing import describe_size, sizes_of, was_resized_from
 from rdzv.config.settings import describe_difference
 from rdzv.core.decision import Rules
-from rdzv.core.ranks import order_named
+from rdzv.core.ranks import find_order
 from rdzv.core.state import pack_settings, unpack_settings
 from rdzv.errors import RendezvousSettingsError
 from rdzv.node.run.status import read_nodes
@@ -40,7 +40,7 @@ class RunSettings:
             unit=settings.node_unit,
             last_call=settings.last_call_timeout,
             early_last_call=settings.early_last_call,
-            order=order_named(settings.rank_order),
+            order=find_order(settings.rank_order),
             expected=settings.expected,
             unit_within=settings.unit_within or "",
             ttl=settings.ttl,

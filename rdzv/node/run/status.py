@@ -82,7 +82,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
         last_call_left=_last_call_left(head, elapsed) if _phase(head) is Phase.LAST_CALL else None,
         closing=head.closed,
         closed_at=closing.at if closing else None,
-        standstill=head.progress.standstill if head.progress and not _is_news(head) else "",
+        standstill=head.progress.standstill if head.progress and not _is_round_newer(head) else "",
         attributes=outside,
         last_members=tuple(roster.values()) if head.closed else (),
         reason=_reason(head, elapsed=elapsed, **counts),
@@ -323,7 +323,7 @@ async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, a
 def _phase(head: Head) -> Phase:
     if head.closed is not None:
         return Phase.CLOSED
-    if _is_news(head):
+    if _is_round_newer(head):
         return Phase.TRAINING
     # A reopened run has the progress from its closing until a node arrives.
     phase = head.progress.phase if head.progress is not None else Phase.GATHERING
@@ -343,7 +343,7 @@ def _reason(head: Head, *, members: int, waiting: int, elapsed: float | None) ->
         return f"the run is closed by {head.closed.by or 'an unknown caller'}{reason}"
     if not members and not waiting:
         return "no node is here"
-    if head.round is not None and _is_news(head):
+    if head.round is not None and _is_round_newer(head):
         return f"round {head.round.number} stands with {head.round.size} node{'s' if head.round.size != 1 else ''}"
     return explain(head.progress, elapsed=elapsed)
 
@@ -388,7 +388,7 @@ def _resized(head: Head) -> Resized | None:
 
 
 def _absent(head: Head, *, elapsed: float) -> Absent:
-    if head.progress is None or head.closed is not None or _is_news(head):
+    if head.progress is None or head.closed is not None or _is_round_newer(head):
         return Absent()
     absent = head.progress.absent
     missing = tuple(one.replace(ago=None if one.ago is None else one.ago + elapsed) for one in absent.missing)
@@ -402,6 +402,6 @@ def _elapsed(head: Head, now: float, time_of_day: float) -> float:
     return max(since, time_of_day - said_at) if head.progress_found and said_at else since
 
 
-def _is_news(head: Head) -> bool:
+def _is_round_newer(head: Head) -> bool:
     """Return True if the last round was committed after the run's progress was written."""
     return head.round is not None and (head.progress is None or head.progress.round < head.round.number)

@@ -181,7 +181,7 @@ def signal_reason(signal: str) -> str:
     return f"it was told to end by {signal}"
 
 
-def end_with(error: Exception) -> None:
+def exit_with_error(error: Exception) -> None:
     """Write one sentence for an error, with LOGLEVEL=DEBUG after its traceback, and exit with status 1."""
     log.error("%s", error, exc_info=error if log.isEnabledFor(logging.DEBUG) else None)
     sys.exit(1)

@@ -13,7 +13,7 @@ import anyio
 
 from store.errors import AuthenticationError, ProtocolError, StoreError
 from store.etcd.codec import Failure, FailureKind
-from store.net.dialing import NO_TLS, describe, untrusted
+from store.net.dialing import NO_TLS, describe, untrusted_error
 
 ANSWER_WITHIN: Final = 1.0  # seconds; a member accepts or rejects at once
 
@@ -33,7 +33,7 @@ async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: st
     try:
         hello = await _hello(host, port, tls)
     except ssl.SSLCertVerificationError as error:
-        return untrusted(name, error)
+        return untrusted_error(name, error)
     except ssl.SSLError as error:
         if error.reason in NO_TLS:
             return ProtocolError(f"{name} does not speak TLS there; write etcd://")

@@ -158,7 +158,7 @@ class ConnectionTable:
 
         `coming`: the number of accepted connections that are not registered yet.
         """
-        while (silent := self._one_to_close(beside=beside)) is not None:
+        while (silent := self._choose_to_close(beside=beside)) is not None:
             self.unregister(silent)
             self.count_refusal(
                 "a connection is closed: it has sent no valid hello, and %d such connections wait (handshakes_max)",
@@ -173,7 +173,7 @@ class ConnectionTable:
         share = max(self._strangers_max // BESIDE_SHARE, 1)
         return beside and sum(row.beside for row in self._strangers.values()) + coming >= share
 
-    def _one_to_close(self, *, beside: bool) -> Closeable | None:
+    def _choose_to_close(self, *, beside: bool) -> Closeable | None:
         if not self._is_full(0, beside=beside):  # the registered strangers leave room, so none is closed
             return None
         among = beside and len(self._strangers) < self._strangers_max  # the HTTP share is full: close HTTP strangers

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rdzv import Phase
 from rdzv.core.absent import Absent, Missing
 from rdzv.core.keys import Keys
-from rdzv.core.round import ARRIVALS_MOST, Round, bucket_of, name_arrivals
+from rdzv.core.round import ARRIVALS_MOST, Round, bucket_of, pack_arrivals
 from rdzv.core.state import Progress
 from store.engine.keyspace import COORDINATION_KEYS, Groups
 
@@ -69,7 +69,7 @@ def test_a_node_has_the_same_bucket_on_every_machine() -> None:
 
 
 def round_of(arrivals: Sequence[int]) -> Round:
-    round = Round(number=0, term=1, size=len(arrivals), buckets=1, host="h", port=1, **name_arrivals(arrivals))
+    round = Round(number=0, term=1, size=len(arrivals), buckets=1, host="h", port=1, **pack_arrivals(arrivals))
     return Round.unpack(round.pack(), revision=0)
 
 

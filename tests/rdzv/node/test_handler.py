@@ -160,7 +160,7 @@ async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_
             return member
 
         monkeypatch.setattr(room_of_joining, "find_member", slowly)
-        monkeypatch.setattr(room_of_coordinator, "name_arrivals", lambda _: {})  # as in a round of many members
+        monkeypatch.setattr(room_of_coordinator, "pack_arrivals", lambda _: {})  # as in a round of many members
         heard = await listen(run, b)
         joins = await run.join(a)
         first = await b.next_rendezvous()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 require("torch")  # the imports below need it
 
 from rdzv.loop.rounds import handler_of  # noqa: E402
-from rdzv.torch.agent.screen import Screen, configure_logging, end_with  # noqa: E402
+from rdzv.torch.agent.screen import Screen, configure_logging, exit_with_error  # noqa: E402
 from rdzv.torch.pytorch import SignalException  # noqa: E402
 
 
@@ -161,7 +161,7 @@ def test_the_reason_of_a_wait_is_printed(
 
 def test_an_error_ends_the_process_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(SystemExit) as ended:
-        end_with(ValueError("this is wrong; do that"))
+        exit_with_error(ValueError("this is wrong; do that"))
     assert ended.value.code == 1
     (record,) = caplog.records
     assert (record.getMessage(), record.exc_info) == ("this is wrong; do that", None)

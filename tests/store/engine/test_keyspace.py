@@ -74,8 +74,8 @@ def test_groups_come_in_pages_and_have_an_age() -> None:
 def test_the_largest_group_is_known() -> None:
     groups = Groups()
     assert groups.largest() is None
-    groups.count("a/many/c", 50, 100)
-    groups.count("a/heavy/c", 1, 1000)
+    groups.add_usage("a/many/c", 50, 100)
+    groups.add_usage("a/heavy/c", 1, 1000)
     heavy, many = groups.largest(), groups.largest(by_keys=True)
     assert heavy is not None
     assert many is not None

@@ -37,7 +37,7 @@ def opened(sessions: Sessions, id: bytes, *, peer: int, now: float = 0.0) -> Ses
 
 def keep(session: Session, *request_ids: int) -> None:
     for request_id in request_ids:
-        session.keep(request_id, Written(revision=request_id))
+        session.keep_reply(request_id, Written(revision=request_id))
 
 
 # ---------------------------------------------------------------------------------------------------- all of them

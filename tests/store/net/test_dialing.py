@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from store.net.dialing import RefusedByStore, closed_silently, describe
+from store.net.dialing import RefusedByStore, describe, silent_close_error
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ from store.net.dialing import RefusedByStore, closed_silently, describe
         (ConnectionResetError(104, "Connection reset by peer"), "it closed the connection"),
         (TimeoutError(), "it does not answer"),
         (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), "wants a client's certificate (mutual TLS)"),
-        (closed_silently(secure=True, met=False), "wants a client's certificate (mutual TLS)"),
-        (closed_silently(secure=False, met=False), "if it speaks TLS, write tcps://"),
+        (silent_close_error(secure=True, met=False), "wants a client's certificate (mutual TLS)"),
+        (silent_close_error(secure=False, met=False), "if it speaks TLS, write tcps://"),
         (ssl.SSLError(1, "something new"), "TLS failed: "),
         (OSError(113, "No route to host"), "No route to host"),
         (OSError(), "OSError"),

@@ -90,7 +90,7 @@ class Store:
             in_thread=at_once,
             on_durable=self.said.append,
             on_restored=lambda _: self.said.append("restored"),
-            cut=lambda: self.said.append("cut"),
+            close_all=lambda: self.said.append("cut"),
             ended=lambda task: self.said.append(task.cancelled() or task.exception()),
         )
         self.durability.start()

@@ -37,7 +37,7 @@ def test_the_group_that_holds_most_is_named() -> None:
     limits = Limits(keys_max=100)
     groups, warnings = Groups(), LimitWarnings()
     for number, keys in enumerate((2, 9, 4)):
-        groups.count(f"/rdzv/{number}/x", keys, 100)
+        groups.add_usage(f"/rdzv/{number}/x", keys, 100)
     (line,) = warnings.due_lines(figures(limits, keys=90), groups)
     assert "keys_max (100); of all groups of keys, '/rdzv/1/' holds 9 keys and 100 bytes" in line
 
