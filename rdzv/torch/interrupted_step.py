@@ -76,7 +76,7 @@ class InterruptedStep:
                 of.append(buffer)
                 copy = copy._replace(buffer=buffer, version=_version(buffer))
             now[name] = copy
-        copy_all(into, of)
+        copy_tensors(into, of)
         self._models[model] = now
 
     def undo_step(self, model: Any, optimizer: Any, *, announced: bool) -> None:

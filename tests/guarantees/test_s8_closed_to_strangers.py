@@ -241,7 +241,8 @@ STRANGERS = {
         token="another", scheme="tcp",
     ),
     "no token": Stranger(
-        "wants a token, and none was given: pass token=, or a run's token_file=", "wants a token, and the client has none",
+        "wants a token, and none was given: pass token=, or a run's token_file=",
+        "wants a token, and the client has none",
         PLAIN, PLAIN, token="", scheme="tcp",
     ),
     "no TLS": Stranger(

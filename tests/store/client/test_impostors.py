@@ -15,7 +15,7 @@ import pytest
 from rdzv.testing.network import MemoryNetwork
 from store import AuthenticationError, Client, ConnectionLost, ProtocolError, Put, StoreError, StoreReplaced
 from store.client.reconnecting import Connection
-from store.net.dialing import closed_silently
+from store.net.dialing import silent_close_error
 from store.protocol import wire
 from store.protocol.wire import Greeting, Rejection
 from tests.support.stores import connect_in_memory, serve_in_memory
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.virtual_time
 
-CLOSED_SILENTLY = str(closed_silently(secure=False, met=False))
+CLOSED_SILENTLY = str(silent_close_error(secure=False, met=False))
 GARBAGE = b"\x00\x00\x00\x02\x91\x01"
 IMPOSTORS = {
     "a proxy without its backend": b"HTTP/1.1 503 Service Unavailable\r\n\r\n",
