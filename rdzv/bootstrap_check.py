@@ -1,9 +1,8 @@
 """Checks, before a round is returned to callers, that all members reach rank 0 at its promised address.
 
-Members agree on a round over the store, which proves nothing about the network between them. Behind a firewall, or with
-a wrong address of rank 0, members may reach the store but not rank 0; the job would hang. So rank 0 listens at its
-promised port. The other members connect to rank 0 and send their ranks. Rank 0 answers once all members have connected.
-A member that gets no answer from rank 0 within a few seconds gives the round up.
+Members that reach the store may not reach rank 0 (a firewall, a wrong address); the job would hang. So rank 0 listens at
+its promised port. The other members connect to it and send their ranks. Rank 0 answers once all members have connected.
+A member that gets no answer within a few seconds gives the round up.
 
 If some members have not connected, rank 0 writes a verdict into a key that all members read. If most members
 have connected, the next round leaves out the unconnected members. If few have connected, another node becomes rank 0.

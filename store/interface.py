@@ -1,6 +1,6 @@
 """The interface of any store: `Store`, awaited, and `BlockingStore`, with the same names and arguments.
 
-A store on another system (an etcd cluster, a fake in tests) implements `call` and `watch` and inherits the rest.
+A store on another system (etcd, a fake in tests) implements `call` and `watch` and inherits the rest.
 
 Every call takes `timeout=` in seconds; the default is the client's own, but none for `wait`. Write calls take `when=`,
 conditions made by `store.when`; if one is false, nothing is written.

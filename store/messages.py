@@ -131,9 +131,6 @@ class Condition(Record, kw_only=True):
         return f"{self.target.name.lower()} of {shown(self.key)} is no longer {shown(self.expected)}"
 
 
-# ---------------------------------------------------------------------------------------------------- responses
-
-
 class Response(Record):
     """Base of the server's responses."""
 
@@ -305,8 +302,6 @@ class Failed(Response, code=77, kw_only=True):
     kind: FailureKind
     message: str
 
-
-# ----------------------------------------------------------------------------------------------------- requests
 
 R_co = TypeVar("R_co", bound=Response, covariant=True)
 

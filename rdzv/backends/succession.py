@@ -50,7 +50,7 @@ PAUSE_SHARE: Final = 0.05  # pauses grow to this share of the time without a sto
 PAUSE_MOST: Final = 1.0  # seconds
 ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then the host is asked again
 LOST_ANSWERS_WITHIN: Final = 0.2  # the same after an operator's word: `rdzv lost` has waited for an answer, too
-CONNECTS_WITHIN: Final = 0.3  # seconds for this node to connect to a host that serves; then the hosts are asked again
+CONNECTS_WITHIN: Final = 0.3  # seconds for this node to connect to a host that serves
 SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also for an operator's word to arrive
 
 

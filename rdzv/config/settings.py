@@ -11,8 +11,6 @@ Keywords that are None are ignored. Unknown names are errors, except in the envi
 
 Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. If both are
 given, the one from the stronger place counts; both in one place are an error.
-
-`Settings` checks all its values, also in a copy by `dataclasses.replace`.
 """
 
 from __future__ import annotations

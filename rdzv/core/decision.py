@@ -1,7 +1,6 @@
 """The decisions of the coordinator (`decide`) and of a waiting node (`follow`), each with its reason.
 
-`decide` returns the first due act, in the order of the union `Act`, and does not change the `Picture`. An act that is
-not due yet does not delay acts that come later in `Act`.
+`decide` returns the first due act in the order of the union `Act`; an act that is not due delays no later one.
 
 A run's phases:
 
@@ -351,9 +350,6 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
     return Complete(number=max(view.next_number, after + 1), members=ordered, progress=progress)
 
 
-# ------------------------------------------------------------------------------------------------ reporting
-
-
 def next_report_at(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
     """Return when `current` must be written, if `last` was written at `last_at`; None if nothing has changed.
 
@@ -418,9 +414,6 @@ def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
 
 def _nodes(count: int, what: str = "node") -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-# ------------------------------------------------------------------------------------------------ following
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -303,8 +303,6 @@ class RoundMonitor:
             return False
         return True
 
-    # ------------------------------------------------------------------------------------------ blame
-
     async def claim_end(self, how: str = "") -> bool:
         """Report that this member ends the round, and how its work failed, if it did; return True if it is the first.
 

@@ -6,7 +6,7 @@
                 await round.check(step)
                 step = await train(round, step)
 
-The loop yields each round once. The body of a round ends in one of these ways:
+A round's body ends in one of these ways:
 
     a member is lost, or leaves unasked   the body is cancelled at once; the next round follows
     a node wants to join or leave         all members leave at the same `check`; the next round follows

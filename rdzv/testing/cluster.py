@@ -117,8 +117,6 @@ class Cluster:
         for _ in range(nodes):
             self._new_node()
 
-    # ------------------------------------------------------------------------------------------ life
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -152,8 +150,6 @@ class Cluster:
     def say(self, what: str) -> None:
         """Add a line to the story."""
         self._story.say(what)
-
-    # ------------------------------------------------------------------------------------------ time
 
     def run(self, body: Callable[[ClusterNode], Awaitable[object]]) -> Done[None]:
         """Start a body on each live node that runs none; awaiting the result calls `finish`."""
@@ -198,8 +194,6 @@ class Cluster:
                 )
             self.advance(min(FINISH_LOOKS_EVERY, until - self.now))
         return Done(None)
-
-    # ------------------------------------------------------------------------------------------ faults
 
     def kill(self, node: int | ClusterNode, *, power: bool = False) -> Done[None]:
         """Kill a node's process; with `power`, cut its machine's power, so that its connections stay open."""
@@ -312,8 +306,6 @@ class Cluster:
             self._director.call_later(seconds, host.resume)
         return Done(None)
 
-    # ------------------------------------------------------------------------------------------ random faults
-
     def explore(
         self,
         body: Callable[[ClusterNode], Awaitable[object]] | None = None,
@@ -365,8 +357,6 @@ class Cluster:
                     print(told)
                     raise told from error
         return Done(count)
-
-    # ------------------------------------------------------------------------------------------ internals
 
     def _node(self, node: int | ClusterNode) -> ClusterNode:
         self._check_open()

@@ -166,8 +166,6 @@ class StoreMachine:
         self.store_id: str = "store 1"
         self.disk: Disk | None = self.new_disk(self.store_id) if durable else None
 
-    # ------------------------------------------------------------------------------------------ to override
-
     def new_disk(self, store_id: str) -> Disk:
         """Return the disk."""
         return Disk(self._rng, store_id=store_id)
@@ -184,8 +182,6 @@ class StoreMachine:
 
     def on_server_failure(self, server: Server) -> None:
         """Called when a server has stopped by itself."""
-
-    # ------------------------------------------------------------------------------------------ processes
 
     @property
     def is_up(self) -> bool:

@@ -8,8 +8,8 @@
     a.resume()                              # it first reads its sockets, then late timers fire
     a.die()                                 # as SIGKILL: its code, also its clean-up, has no more effect on others
 
-A `Timeline` runs all processes in one thread. Processes with work take turns, in an order that the seed decides. A turn
-is the work of a real loop between two polls, and takes no time. If no process has work, time jumps to the next timer.
+All processes run in one thread. Processes with work take turns, in an order that the seed decides; a turn takes no
+time. If no process has work, time jumps to the next timer.
 
 A `Host` is an asyncio event loop without sockets and threads (see `network` and `Host.in_thread`).
 """

@@ -67,8 +67,6 @@ class Requests:
         self._open_watch(work)
         return None
 
-    # -------------------------------------------------------------------------------------- reads
-
     def _get(self, request: messages.Get) -> messages.Found:
         if not request.key:
             self._state.check_key(request.key)
@@ -156,8 +154,6 @@ class Requests:
         message = f"this server does not know {request.what}: it is of an older release than the client; upgrade it"
         return messages.Failed(kind=messages.FailureKind.UNSUPPORTED, message=message)
 
-    # -------------------------------------------------------------------------------------- writes
-
     def _put(self, request: messages.Put) -> messages.Written:
         return messages.Written(self._changes.write(request, self._admit(request)).mod_revision)
 
@@ -230,8 +226,6 @@ class Requests:
         results = tuple(map(self._changes.operate, operations, values))
         return messages.TransactionResult(succeeded, results, self._changes.revision)
 
-    # -------------------------------------------------------------------------------------- leases
-
     def _grant_for(self, operations: tuple[Operation, ...], grants: tuple[messages.Grant, ...]) -> list[LeaseRecord]:
         self._state.check_limit("operations_max", len(grants), "leases")
         used = {
@@ -281,8 +275,6 @@ class Requests:
         return messages.LeaseState(
             remaining=self._leases.remaining(lease), ttl=lease.terms.ttl, keys=tuple(sorted(lease.keys))
         )
-
-    # -------------------------------------------------------------------------------------- watches and waits
 
     def _cancel(self, request: messages.Cancel) -> messages.Done:
         target = self._peer, request.target

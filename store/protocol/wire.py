@@ -147,9 +147,6 @@ class Bye(NamedTuple):
     reason: str
 
 
-# ------------------------------------------------------------------------------------------------------ bodies
-
-
 def _no_extensions(code: int, _: bytes) -> object:
     raise ValueError(f"extension type {code} is not part of the protocol")
 
@@ -166,9 +163,6 @@ def _decode(body: memoryview | bytes, unpack: Callable[..., Any] = _unpack) -> t
     if type(fields) is not tuple or len(fields) < 2:
         raise ProtocolError(f"a frame holds {shown(fields)}, not an array of two or more")
     return fields
-
-
-# --------------------------------------------------------------------------------------------------- handshake
 
 
 def encode_opening(said: Greeting | Hello | Welcome) -> bytes:
@@ -219,9 +213,6 @@ def _rejection_of(fields: tuple[Any, ...]) -> Rejection:
     if len(fields) < 3 or type(fields[1]) is not str or type(fields[2]) is not str:
         raise ProtocolError("a refusal has no kind or no reason")
     return Rejection(fields[1], printable(fields[2]))
-
-
-# ----------------------------------------------------------------------------------------------------- messages
 
 
 def encode_request(request_id: int, acknowledged: int, request: Request[Any], *, bytes_max: int | None = None) -> bytes:

@@ -12,10 +12,10 @@ For each request this process forks a guard, which forks the worker (`guard.fork
 or module as the interpreter would. The worker's `sys.stdout` is buffered as that of this process.
 
 Workers share the state of the imported modules, such as the hash seed. Their random states differ: each worker seeds
-NumPy anew, and the standard library seeds itself. Threads do not survive a fork, and CUDA contexts cannot be shared: if
-a module has started a Python thread or used CUDA, this process reports that and ends.
+NumPy anew, and the standard library seeds itself. If a module has
+started a Python thread or used CUDA, which no fork survives, this process reports that and ends.
 
-This file runs as a script, and imports only the standard library, MODULES, and `guard` and `worker_startup` beside it.
+This script imports only the standard library, MODULES, `guard` and `worker_startup`.
 """
 
 from __future__ import annotations

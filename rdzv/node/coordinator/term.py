@@ -6,9 +6,9 @@ the run, and decides anew. The term's other tasks change no picture: they queue 
 The store rejects a coordinator's writes once another coordinator's term has begun. The keys of an attempt at a round
 have the term in their names, so a coordinator never reads the attempt of a dead one (promise R7).
 
-A round is committed by one transaction, conditional on all facts of the decision. If a fact of the decision has
-changed, the store commits nothing, and the coordinator decides anew at the next event. A commit also writes the
-members' ranks; if the ranks exceed one transaction, they are written before the commit.
+A round is committed by one transaction, conditional on all facts of the decision. If one has changed, nothing is
+committed, and the coordinator decides anew. A commit also writes the members' ranks; if they exceed one transaction,
+they are written before the commit.
 
 If a round has more members than a transaction may have conditions (etcd: 128), the coordinator first writes a marker
 among the nodes' keys. Once the watch has delivered the marker, the coordinator knows all earlier events, and decides
@@ -313,8 +313,6 @@ class CoordinatorTerm:
         if without_durations(reason) != without_durations(self._said):
             self._said = reason
             log.info("run %s: %s", self._keys.run_id, reason)
-
-    # ------------------------------------------------------------------------------------------ the commit
 
     async def _commit_if_there_is_room(self, decision: Complete) -> int | None:
         """Commit a round. If the store is full, delete the last round's shared keys, then report a full store."""

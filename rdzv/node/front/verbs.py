@@ -63,9 +63,6 @@ def must_end(verb: object) -> bool:
     return verb in _MUST_END
 
 
-# ------------------------------------------------------------------------------------------ this node and its round
-
-
 @runs_to_completion
 async def leave(node: Node) -> None:
     """Leave this round; the node may join again. If the node is in no round, do nothing.
@@ -248,9 +245,6 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     return await node.call_store(write)
 
 
-# ------------------------------------------------------------------------------------------ the run
-
-
 async def is_closed(node: Node) -> bool:
     """Return True if the run is closed.
 
@@ -294,9 +288,6 @@ async def _close(node: Node, reason: str, **verdict: Any) -> None:
             link.follower.note_closing(closed)  # let the caller see the closing before the watch delivers it
     except (StoreError, TimeoutError) as error:
         raise node.connection_error(error) from error
-
-
-# ------------------------------------------------------------------------------------------ any run
 
 
 def _run(node: Node, store: Store) -> Run:

@@ -1,7 +1,7 @@
 """A node's arrival at its run, as a state machine: the state of its record in the store.
 
 A node has at most one record in its run. `TRANSITIONS` has one line per event: the states in which it may happen, and
-the state after each. If `TRANSITIONS` does not have an event for the present state, the event raises.
+the state after each. Any other event raises.
 
     ABSENT      the node knows of no record of its own in the store
     SENT        the node has sent a record, which may be stored or not, as the answer is missing
