@@ -1,7 +1,7 @@
 """Checks, before a round is returned to callers, that all members reach rank 0 at its promised address.
 
-Members that reach the store may not reach rank 0 (a firewall, a wrong address); the job would hang. So rank 0 listens at
-its promised port. The other members connect to it and send their ranks. Rank 0 answers once all members have connected.
+Members that reach the store may not reach rank 0 (a firewall, a wrong address); the job would hang. So rank 0 listens
+at its promised port. The others connect to it and send their ranks. Rank 0 answers once all members have connected.
 A member that gets no answer within a few seconds gives the round up.
 
 If some members have not connected, rank 0 writes a verdict into a key that all members read. If most members

@@ -96,9 +96,6 @@ async def told(watch: Any, *, until: str) -> list[Event]:
     return seen
 
 
-# ------------------------------------------------------------------------------------------ one key
-
-
 async def test_a_put_is_read_back_with_its_revisions(client: Any, at: str) -> None:
     first = await client.put(at + "a", b"1")
     second = await client.put(at + "a", b"\x00\xff")
@@ -150,9 +147,6 @@ async def test_invalid_requests_are_refused_and_write_nothing(client: Any, at: s
     assert await client.get(at) is None
 
 
-# ------------------------------------------------------------------------------------------ several keys
-
-
 async def test_several_keys_are_read_in_the_order_asked(client: Any, at: str) -> None:
     await client.put(at + "a", b"1")
     await client.put(at + "b", b"2")
@@ -194,9 +188,6 @@ async def test_a_prefix_is_deleted_at_one_revision(client: Any, other: store.Cli
     assert len({event.revision for event in batch}) == 1
 
 
-# ------------------------------------------------------------------------------------------ compare and set
-
-
 async def test_a_key_is_created_once(client: Any, at: str) -> None:
     won = await client.compare_and_set(at + "a", b"mine", expected_revision=0)
     lost = await client.compare_and_set(at + "a", b"yours", expected_revision=0)
@@ -223,9 +214,6 @@ async def test_of_many_clients_that_create_a_key_one_wins(client: Any, at: str) 
     assert len({result.entry for result in results}) == 1
 
 
-# ------------------------------------------------------------------------------------------ adding and appending
-
-
 async def test_sums_and_joins_come_back(client: Any, at: str) -> None:
     assert await client.add(at + "n", 5) == 5
     assert await client.add(at + "n", -7) == -2
@@ -247,9 +235,6 @@ async def test_adding_to_a_value_that_is_no_number_is_refused(client: Any, at: s
     await client.put(at + "n", b"9223372036854775807")
     with pytest.raises(StoreUsageError, match="64 bits"):
         await client.add(at + "n", 1)
-
-
-# ------------------------------------------------------------------------------------------ transactions
 
 
 async def test_a_transaction_does_all_at_one_revision(client: Any, at: str) -> None:
@@ -305,9 +290,6 @@ async def test_a_value_that_is_too_large_is_refused_in_one_sentence(client: Any,
     assert await client.get(at + "a") is None
 
 
-# ------------------------------------------------------------------------------------------ guarded calls
-
-
 async def test_a_write_whose_condition_fails_writes_nothing(client: Any, at: str) -> None:
     await client.put(at + "fence", b"")
     gone = [when.missing(at + "fence")]
@@ -340,9 +322,6 @@ async def test_reads_are_guarded_too(client: Any, at: str) -> None:
         await client.call(Guarded(when=(when.exists(at + "a"),), request=request))
         with pytest.raises(ConditionFailed):
             await client.call(Guarded(when=(when.missing(at + "a"),), request=request))
-
-
-# ------------------------------------------------------------------------------------------ waits
 
 
 async def test_a_wait_ends_when_all_keys_are_there(client: Any, other: store.Client, at: str) -> None:
@@ -381,9 +360,6 @@ async def test_a_guarded_wait_ends_with_its_condition(client: Any, other: store.
     async with asyncio.timeout(60):
         with pytest.raises(ConditionFailed):
             await waiting
-
-
-# ------------------------------------------------------------------------------------------ leases
 
 
 async def test_a_lease_takes_its_keys_with_it(client: Any, at: str) -> None:
@@ -462,9 +438,6 @@ async def test_keys_lapse_with_their_lease_or_their_own_time_and_not_before(
                     if len(gone) == 2:
                         break
         assert gone == {"leased", "own"}
-
-
-# ------------------------------------------------------------------------------------------ watches
 
 
 async def test_a_watch_begins_with_the_present_keys_and_continues(other: store.Client, client: Any, at: str) -> None:
@@ -582,9 +555,6 @@ async def test_a_blocking_watch_ends_when_it_is_closed_from_another_thread(url: 
     watch.close()
     async with asyncio.timeout(60):
         assert await reading == [at + "a"]
-
-
-# ------------------------------------------------------------------------------------------ clients
 
 
 async def test_a_store_reports_its_id_and_its_statistics(client: Any, other: store.Client) -> None:

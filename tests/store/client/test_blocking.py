@@ -70,9 +70,6 @@ def server() -> Iterator[Server]:
         yield server
 
 
-# ------------------------------------------------------------------------------------------------ calls and channels
-
-
 def test_calls_one_after_the_other_use_one_connection(server: Server) -> None:
     with store.sync.connect(server.url) as client:
         first = client.put("key/0", b"")
@@ -210,9 +207,6 @@ def test_a_server_that_takes_nothing_is_as_good_as_gone(monkeypatch: pytest.Monk
         channel.sock = ours
         with pytest.raises(TimeoutError):
             channel._send(bytes(10 * MIB))
-
-
-# ------------------------------------------------------------------------------------------------ errors for callers
 
 
 def outcome_within(seconds: float, call: Callable[[], Any]) -> BaseException | None:
@@ -469,9 +463,6 @@ def test_a_lease_outlives_an_interrupted_call(server: Server) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-# ------------------------------------------------------------------------------------------------ watches
-
-
 async def test_a_reset_is_reported_even_if_the_attempt_that_noticed_it_failed() -> None:
     limits = Limits(history_bytes_max=2000)
     async with through_proxy(limits) as (server, proxy, client), store.connect(server.url) as other:
@@ -536,9 +527,6 @@ async def test_a_quiet_watch_hears_how_far_the_store_has_come(monkeypatch: pytes
         watch.__exit__(None, None, None)
 
 
-# ------------------------------------------------------------------------------------------------ serving
-
-
 def test_the_server_in_a_thread_accepts_the_arguments_of_the_async_one() -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     with (
@@ -586,9 +574,6 @@ def test_the_latest_revision_seen_outlives_watches_that_end_at_once(server: Serv
         first.__exit__(None, None, None)
         ending.join()
         assert client.shared.seen_revision() == latest
-
-
-# ------------------------------------------------------------------------------------------------ time, and impostors
 
 
 def test_a_wait_that_begins_after_waits_were_ended_does_not_begin() -> None:
@@ -704,9 +689,6 @@ def test_a_channel_that_met_the_store_first_speaks_for_all_of_its_client() -> No
         assert held.sock is not None
         with sync.serve("127.0.0.1", server.port), pytest.raises(StoreReplaced):
             client.get("a")
-
-
-# ------------------------------------------------------------------------------------------------ silence
 
 
 @contextlib.asynccontextmanager

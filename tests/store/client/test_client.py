@@ -45,9 +45,6 @@ def changes_of(client: Client) -> list[bool]:
     return changes
 
 
-# ------------------------------------------------------------------------------------------------ connecting
-
-
 @virtual_time
 async def test_bytes_that_arrive_before_the_dial_returns_are_read() -> None:
     network = MemoryNetwork()
@@ -94,9 +91,6 @@ async def test_a_defect_while_connecting_reaches_callers_and_is_raised_at_the_en
         async with Client(defective, name="store"):
             raise AssertionError("never connected")
     assert isinstance(caught.value.__context__, ConnectionLost)
-
-
-# ------------------------------------------------------------------------------------------------ reconnecting
 
 
 @pytest.mark.in_ci
@@ -220,9 +214,6 @@ async def test_a_large_value_that_takes_its_time_is_no_silence() -> None:
         assert await putting == 1
 
 
-# ------------------------------------------------------------------------------------------------ errors for callers
-
-
 @virtual_time
 async def test_a_call_without_an_answer_says_whether_it_may_have_been_applied() -> None:
     network = MemoryNetwork()
@@ -337,9 +328,6 @@ async def test_callbacks_hear_of_each_welcome_each_loss_and_the_end() -> None:
         assert isinstance(client.failure, ConnectionLost)
 
 
-# ------------------------------------------------------------------------------------------------ room
-
-
 @virtual_time
 async def test_callers_that_find_no_room_wait_no_longer_than_they_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_room, "IN_FLIGHT_MAX", 10)
@@ -433,12 +421,6 @@ async def test_waiting_callers_are_released_when_the_connection_is_lost() -> Non
         network.reset("client")
         await asyncio.gather(*calls, held_back)
         assert {entry.key for entry in await client.list("")} == {"0", "1", "2", "3", "4", "held back"}
-
-
-# ------------------------------------------------------------------------------------------------ watches
-
-
-# ------------------------------------------------------------------------------------------------ other loops
 
 
 def test_client_and_server_run_on_uvloop_too() -> None:

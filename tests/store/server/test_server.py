@@ -31,9 +31,6 @@ async def dial(network: MemoryNetwork, factory: Callable[[], Peer] = Peer) -> Pe
     return (await network.dial("store", factory, source="peer"))[1]
 
 
-# ------------------------------------------------------------------------------------------------ accepting
-
-
 @pytest.mark.virtual_time
 async def test_a_flood_of_strangers_gets_no_more_lines_than_a_log_can_bear_and_is_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -87,9 +84,6 @@ async def test_a_client_that_comes_again_ends_its_former_connection() -> None:
         assert (former.lost.is_set(), server.connections) == (True, 1)
 
 
-# ------------------------------------------------------------------------------------------------ leases
-
-
 class Deaf(Peer):
     """Stops reading when a test says so, and has the more time to write."""
 
@@ -134,9 +128,6 @@ async def test_endless_requests_without_a_renewal_do_not_keep_a_lease() -> None:
         peer.transport.abort()
 
 
-# ------------------------------------------------------------------------------------------------ hanging up
-
-
 @pytest.mark.virtual_time
 async def test_a_closed_peer_is_not_closed_again(caplog: pytest.LogCaptureFixture) -> None:
     network = MemoryNetwork()
@@ -178,9 +169,6 @@ async def test_a_peer_that_is_hung_up_on_and_never_reads_is_gone_after_a_while()
         assert server.connections == 1
 
 
-# ------------------------------------------------------------------------------------------------ leaving
-
-
 @pytest.mark.virtual_time
 async def test_a_leaving_server_sends_a_slow_reader_its_queue() -> None:
     network = MemoryNetwork()
@@ -209,12 +197,6 @@ async def test_a_client_in_mid_handshake_is_asked_to_retry_and_gets_no_protocol_
         await peer.lost.wait()
         assert isinstance(peer.problem, LimitExceeded)
         assert not isinstance(peer.problem, ProtocolError)
-
-
-# ------------------------------------------------------------------------------------------------ figures
-
-
-# ------------------------------------------------------------------------------------------------ serving
 
 
 async def test_every_address_of_a_name_is_served_on_one_port() -> None:
