@@ -84,7 +84,7 @@ OF_THE_INSIDE = {
     *("ignoring_losses", "Lent.lease", "Lent.fence", "prefix", "of_round", "TorchStore.end"),
     *("abandon", "ask", "send_ping", "awaits_answer", "limit_pauses", "ends", "fail", "fail_over", "failure"),
     *("interrupt", "last_problem", "may_write", "met", "notify", "on_connection", "received", "seek_successor"),
-    *("observed_address", "server", "notify_connection", "tells_causes", "used_by", "memory_kept_back"),
+    *("observed_address", "server", "notify_connection", "tells_causes", "figure_by_limit", "memory_kept_back"),
     *("Server.leave", "figures", "protocol", "on_request", "end_when_alone", "table"),
     *("HeldLease.keep", "HeldLease.release", "renew_now", "kept", "valid_until", "task"),
     *("Cluster.end", "joined", "say", "has_let_go", "sources", "ClusterNode.start"),

@@ -67,7 +67,7 @@ async def check_reachability(
     """Check that members reach rank 0; return the problem in words, or "", and, on rank 0, the missing ranks."""
     at = f"{round.host}:{round.port}"
     if rank:
-        problem = await connect_to_rank_0(round, rank)
+        problem = await find_bootstrap_problem(round, rank)
         return problem and f"rank 0 at {at}: {problem}", []
     try:
         missing = await listen_for_members(round)
@@ -141,7 +141,7 @@ async def listen_for_members(round: Round) -> list[int]:
     return sorted(missing)
 
 
-async def connect_to_rank_0(round: Round, rank: int) -> str:
+async def find_bootstrap_problem(round: Round, rank: int) -> str:
     """Connect to rank 0, and wait until it confirms that all ranks have; return the problem in words, or ""."""
     problem, reached = "it does not answer", False
     began, pause = anyio.current_time(), TRY_AGAIN_FIRST

@@ -113,7 +113,7 @@ class Limits:
     journal_bytes_max: ClassVar[int] = 64 * MIB  # bytes of changes that are not on the disk yet
 
     @classmethod
-    def used_by(cls) -> dict[str, str]:
+    def figure_by_limit(cls) -> dict[str, str]:
         """Map each limit of the whole store to the figure of `stats` that it bounds."""
         return {each.name: each.metadata["used"] for each in fields(cls) if each.metadata["used"]}
 

@@ -31,7 +31,7 @@ OF_THE_INSIDE = {
     *("Engine", "Peer", "EndWhenAlone"),  # of a `Server`, for code in its own process
     *("ClientContext", "Serving"),  # an `ssl.SSLContext`; the context of a server in a thread
     *("Done", "Keys", "LeaseLike"),  # names of plain types
-    "Connection",  # what `connect` returns: callers enter or await it
+    *("Connection", "HandlerToEnter"),  # a client's, for other rooms; what `connect` returns: callers enter or await it
     *("InFlight", "Question"),  # of a client and a handler, for other rooms
 }
 

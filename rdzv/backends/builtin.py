@@ -45,7 +45,7 @@ log: logging.Logger = logging.getLogger(__name__)
 ETCD_TTL_LEAST = 6.0  # seconds; the least TTL that allows two renewals after an election of etcd's leader
 
 
-def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
+def connect(url: str, **overrides: Unpack[Overrides]) -> HandlerToEnter:
     """Take part in a run's rendezvous: `async with rdzv.connect(url) as handler`, or without a block.
 
         handler = await rdzv.connect(url)
@@ -60,10 +60,10 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
         RendezvousSettingsError: A parameter is wrong; the message names it, its value and the remedy.
         RendezvousConnectionError: No store answers within `join_timeout`.
     """
-    return Connection(url, overrides)
+    return HandlerToEnter(url, overrides)
 
 
-class Connection:
+class HandlerToEnter:
     """The result of `connect`; enter or await it, once, for a handler."""
 
     def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
@@ -157,7 +157,7 @@ def _etcd_options(settings: Settings, credentials: Credentials) -> dict[str, Any
         "renew": credentials.renew,
         "user": settings.user,
         "password": credentials.read_password,
-        # Receipts have an empty run id, which no run has. Users that may write runs' keys may write receipts.
+        # WriteReceipts have an empty run id, which no run has. Users that may write runs' keys may write receipts.
         "receipts": f"{settings.prefix}//receipts/",
     }
 
@@ -240,7 +240,7 @@ class _TcpConnector:
             if isinstance(hosting, HostSuccession):
                 self.node.on_lease_lost(hosting.resume)
                 hosting.may_host = self.node.may_host
-            self.node.hosts_store = lambda: hosting.hosts
+            self.node.hosts_store = lambda: hosting.is_hosting
         elif self.node.handed_on and isinstance(self._hosting, Hosting):
             await self._hosting.begin_again()
         await self._hosting.begin()

@@ -216,7 +216,7 @@ class StoreStarter(ABC):
     def resume(self) -> None:
         """Continue or restart the attempts to find or host a store."""
         self._settled.clear()
-        if not self.hosts and (self._task is None or self._task.done()):
+        if not self.is_hosting and (self._task is None or self._task.done()):
             self._asked.clear()
             name = f"find or host the store of run {self._settings.run_id}"
             self._task = asyncio.create_task(self._attempts(), name=name)
@@ -233,7 +233,7 @@ class StoreStarter(ABC):
         return task.result()
 
     @property
-    def hosts(self) -> bool:
+    def is_hosting(self) -> bool:
         """True if this process serves the store; thread-safe."""
         return self._host is not None and not self._host.has_ended
 
@@ -259,7 +259,7 @@ class Hosting(StoreStarter):
 
     async def begin_again(self) -> None:
         """Let the next `begin` decide again: the store found is shutting down, and has rejected this node."""
-        if self._task is not None and not self.hosts:
+        if self._task is not None and not self.is_hosting:
             self.note_store_found()
             await asyncio.wait([self._task])
             self._task = None

@@ -130,12 +130,12 @@ async def _stats(options: argparse.Namespace) -> int:
     if options.json:
         print_text(json.dumps(figures))
         return DONE
-    limits = {used: limit for limit, used in store.Limits.used_by().items()}
+    limits = {used: limit for limit, used in store.Limits.figure_by_limit().items()}
     for name, figure in figures.items():
         if name in limits and limits[name] in figures:
             most = figures[limits[name]]
             say(f"{name:<20} {_figure_text(figure):>18} of {_figure_text(most)} ({100 * figure / most:.0f} %)")
-        elif name not in store.Limits.used_by() and not hasattr(store.Limits, name):
+        elif name not in store.Limits.figure_by_limit() and not hasattr(store.Limits, name):
             say(f"{name:<20} {_figure_text(figure):>18}")
     if runs:
         largest = max(runs.values(), key=lambda run: (run.bytes or 0, run.keys))

@@ -185,7 +185,7 @@ async def _serve_as_one_of_hosts(options: argparse.Namespace, stop: asyncio.Even
     try:
         while not stop.is_set():
             await succession.begin()
-            state = f"serves the store at {settings.endpoint.url}" if succession.hosts else "waits for its turn"
+            state = f"serves the store at {settings.endpoint.url}" if succession.is_hosting else "waits for its turn"
             if state != said:
                 said = state
                 _say(state)

@@ -132,7 +132,7 @@ def _written(host: str, port: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlParts:
-    """A URL's parts, percent-decoded and not checked."""
+    """A URL's parts; the run id and the values are percent-decoded, and the values not checked."""
 
     scheme: str
     authority: str  # hosts and ports, as written

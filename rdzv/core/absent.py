@@ -90,7 +90,7 @@ def _listed(shown: list[str], count: int) -> str:
 
 
 class AbsenceBook:
-    """A coordinator's record of absent nodes. Each event costs O(1)."""
+    """A coordinator's record of absent nodes. Recording one arrival or departure costs O(1)."""
 
     def __init__(self, expected: Iterable[str] = ()) -> None:
         self._expected = dict.fromkeys(expected)
@@ -111,7 +111,7 @@ class AbsenceBook:
         self._unseen.pop(node_id, None)
         self._gone.pop(node_id, None)
 
-    def add_departure(
+    def add_gone(
         self, node_id: str, *, left: bool, is_member: bool, address: str, now: float | None, why: str = ""
     ) -> None:
         """Record that a node has gone; it counts as missing only if it is a member or an expected node."""

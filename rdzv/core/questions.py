@@ -15,7 +15,7 @@ ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # limit of an unpacked answer: a few
 
 
 class Question(Stored, kw_only=True):
-    """An operator's question."""
+    """An operator's question to one node's launcher."""
 
     called = "a question to the nodes"
 

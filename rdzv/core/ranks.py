@@ -156,7 +156,7 @@ def find_order(name: str | RankOrder) -> RankOrder:
     return orders[name]
 
 
-def newest_of(records: Sequence[NodeRecord]) -> tuple[int, int] | None:
+def furthest_member(records: Sequence[NodeRecord]) -> tuple[int, int] | None:
     """Return the rank of the member that has finished the largest step, and that step; None if no step is finished."""
     progress = [-1 if record.progress is None else record.progress for record in records]
     most = max(progress)

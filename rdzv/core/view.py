@@ -365,7 +365,7 @@ class View:
 
     def _note_gone(self, node_id: str, *, left: bool, at: float | None, why: str, address: str = "") -> None:
         is_member = node_id in self.members
-        self.absences.add_departure(node_id, left=left, is_member=is_member, address=address, now=at, why=why)
+        self.absences.add_gone(node_id, left=left, is_member=is_member, address=address, now=at, why=why)
         if is_member:
             self._missed.setdefault(node_id, _GoneMember(left, why))
 

@@ -22,7 +22,7 @@ LOCK: Final = ".lock"
 LEFT_AFTER: Final = 60.0  # seconds; a younger folder without a lock may be under construction
 
 
-def make_own_folder(prefix: str) -> Path:
+def make_process_folder(prefix: str) -> Path:
     """Make a folder for this process's lifetime, and remove the folders of dead processes."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=prefix))
@@ -41,8 +41,8 @@ def make_own_folder(prefix: str) -> Path:
 
 @contextlib.contextmanager
 def own_folder(prefix: str) -> Iterator[Path]:
-    """Make a folder for the block, as `make_own_folder` does for the process."""
-    folder = make_own_folder(prefix)
+    """Make a folder for the block, as `make_process_folder` does for the process."""
+    folder = make_process_folder(prefix)
     try:
         yield folder
     finally:

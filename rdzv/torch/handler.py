@@ -25,7 +25,7 @@ from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS, read
 from rdzv.display.standard_error import write_logs_in_thread
 from rdzv.loop import MOVES, EndKind, in_thread, leaving_in_words
-from rdzv.loop.own_folder import make_own_folder
+from rdzv.loop.own_folder import make_process_folder
 from rdzv.loop.process_files import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.loop.rounds import handler_of
@@ -208,7 +208,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._worker_ends = WorkerEnds(handler.start, lambda how: monitor.claim_end(self._with_remedy(how)))
             self._worker_ends.follow(agent.next_workers(), agent.raised_by)
         if self._beats is None:
-            self._beats = make_own_folder("rdzv-beats-")
+            self._beats = make_process_folder("rdzv-beats-")
             # Not a TemporaryDirectory, as forked children would remove it.
             weakref.finalize(self, _remove_in, os.getpid(), self._beats)
             os.environ[BEAT_DIR] = str(self._beats)

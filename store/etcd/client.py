@@ -31,7 +31,7 @@ from store.etcd import leases
 from store.etcd.codec import OPERATIONS_MAX, Cluster, Failure, entry_in, events_of, range_of, watch_requests
 from store.etcd.members import Members, RetryState
 from store.etcd.reads import Reads
-from store.etcd.receipts import HANG_UP_WITHIN, Receipts
+from store.etcd.receipts import HANG_UP_WITHIN, WriteReceipts
 from store.etcd.watch import Watch
 from store.etcd.writes import WriteAttempts
 from store.interface import DEFAULT_TIMEOUT
@@ -107,7 +107,7 @@ class Client(interface.Store):
         probe = range_of(receipts, count_only=True)
         make = partial(Members, cluster, probe=probe, tls=tls, renew=renew, user=user, password=password, rng=rng)
         self.members: Members = _members_shared_as(shared_as, make)
-        self._receipts = Receipts(self.members, receipts)
+        self._receipts = WriteReceipts(self.members, receipts)
         self._reads = Reads(self.members, receipts)
         self._scopes: set[anyio.CancelScope] = set()  # the scopes of the calls under way
         self._made_in = process_identity()

@@ -26,7 +26,7 @@ RECEIPTS_LEAST: Final = 40.0  # the fewest seconds that a new receipt lasts; abo
 HANG_UP_WITHIN: Final = 1.0  # seconds for the deletion of receipts; remaining ones expire with their lease
 
 
-class Receipts:
+class WriteReceipts:
     """The receipts of one client; `writers_lease` is the last lease that a write has granted for its own keys."""
 
     def __init__(self, members: Members, prefix: str) -> None:

@@ -172,7 +172,7 @@ class Race:
                 return sock
             sock.close()
             self._failed(OSError(number, os.strerror(number)))
-        self._check_over()
+        self._raise_if_lost()
         return None
 
     def is_won(self, sock: socket.socket) -> bool:
@@ -185,7 +185,7 @@ class Race:
             return True
         sock.close()
         self._failed(OSError(number, os.strerror(number)))
-        self._check_over()
+        self._raise_if_lost()
         return False
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class Race:
         if self._problem is None or isinstance(error, ConnectionRefusedError):
             self._problem = error
 
-    def _check_over(self) -> None:
+    def _raise_if_lost(self) -> None:
         if not self.left and not self.connecting and self._problem is not None:
             raise self._problem
 

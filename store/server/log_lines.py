@@ -56,12 +56,12 @@ class LimitWarnings:
 
     def due_lines(self, figures: Mapping[str, Any], groups: Groups) -> list[str]:
         """Return the lines to log now; `figures` are those of `stats`."""
-        shares = {limit: figures[used] / figures[limit] for limit, used in Limits.used_by().items()}
+        shares = {limit: figures[used] / figures[limit] for limit, used in Limits.figure_by_limit().items()}
         near = {limit for limit, share in shares.items() if share > NEARLY}
         lines = [
             f"{used} is {figures[used]}, {int(100 * shares[limit])} % of {limit} ({figures[limit]})"
             f"{_largest_user(limit, groups)}"
-            for limit, used in Limits.used_by().items()
+            for limit, used in Limits.figure_by_limit().items()
             if limit in near - self._told
         ]
         self._told = {limit for limit in self._told if shares[limit] >= BELOW} | near

@@ -10,7 +10,7 @@ import contextlib
 import pytest
 
 import store
-from rdzv.bootstrap_check import Verdict, connect_to_rank_0, listen_for_members, make_verdict
+from rdzv.bootstrap_check import Verdict, find_bootstrap_problem, listen_for_members, make_verdict
 from rdzv.core.round import Round
 from tests.support.processes import free_port, start_python
 
@@ -49,8 +49,8 @@ async def test_a_peer_of_another_round_is_not_told_that_all_have_come() -> None:
     round = Round(number=1, term=1, size=2, buckets=1, host="127.0.0.1", port=free_port(), revision=7)
     async with asyncio.TaskGroup() as tasks:
         listening = tasks.create_task(listen_for_members(round))
-        other = tasks.create_task(connect_to_rank_0(round.replace(revision=8), 1))
-        assert await connect_to_rank_0(round, 1) == ""
+        other = tasks.create_task(find_bootstrap_problem(round.replace(revision=8), 1))
+        assert await find_bootstrap_problem(round, 1) == ""
     assert listening.result() == []
     assert other.result() != ""
 

@@ -30,7 +30,7 @@ import anyio
 
 from rdzv.core.decision import RETRY_AFTER, Ask, Complete, Expel, Report, Resize, Wait, add_problem, decide, explain
 from rdzv.core.history import History, HistoryWriter, pack_history
-from rdzv.core.ranks import newest_of
+from rdzv.core.ranks import furthest_member
 from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, pack_arrivals
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import Obstacle, Picture, View
@@ -430,7 +430,7 @@ class CoordinatorTerm:
             host=first.address,
             port=first.port,
             lease=await self._shared.acquire(),
-            newest=newest_of(decision.members),
+            newest=furthest_member(decision.members),
             in_steps=any(record.progress is not None for record in decision.members),
             since=((), (), ()) if is_first else since,
             checked=len(members) > 1 and all(record.checks for record in decision.members),

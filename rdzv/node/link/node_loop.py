@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TURNS = 64  # nodes of one process that may take a costly step at the same time, which blocks the loop for some 20 ms
+TURNS = 64  # the most nodes of a process that take a costly step at once; together they block the loop for some 20 ms
 TURN_MOST = 5.0  # seconds after which a node in a costly step no longer keeps other nodes waiting
 
 

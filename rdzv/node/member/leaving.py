@@ -124,7 +124,7 @@ class Withdrawal:
                 if not ours or head.round is None or not self._is_in(head.round, arrival):
                     return
                 if progress is not None and progress.round == head.round.number:
-                    # The report may name this node as lost: a departure at another than the agreed step is a loss.
+                    # The report names this node as lost if it leaves before the agreed step and its body's end.
                     for reported_ids in (progress.departed_ids, progress.lost_ids):
                         if node_id in reported_ids or len(reported_ids) == NAMED_MOST:
                             return

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-LOOK_AGAIN_AFTER = 1.0  # seconds until the next check after a failed one
+LOOK_AGAIN_AFTER = 1.0  # seconds until the next check after one that raised an error
 
 
 class MembershipWatcher:

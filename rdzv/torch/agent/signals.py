@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 UNHANDLED: Final = (signal.SIG_DFL, signal.default_int_handler)
 AGAIN_AFTER: Final = 1.0  # seconds
-LEAVES_WITHIN: Final = 1.5  # seconds to leave, also if no store answers
+LEAVES_WITHIN: Final = 1.5  # seconds for an agent without a store to leave
 
 
 @dataclass

@@ -107,7 +107,7 @@ async def test_a_candidate_says_so_and_serves_once_the_others_refuse() -> None:
         candidate = succession([mute, own])
         await candidate.begin()
         try:
-            assert not candidate.hosts
+            assert not candidate.is_hosting
             (asked,) = await ask_all([host_at(own)], None)
             assert asked.answer is Answer.CANDIDATE
             assert asked.candidate
@@ -126,7 +126,7 @@ async def test_a_host_that_dies_before_a_node_has_connected_is_succeeded() -> No
         await stack.aclose()
         try:
             async with asyncio.timeout(10):
-                while not waiting.hosts:  # noqa: ASYNC110 - its end is only seen by looking
+                while not waiting.is_hosting:  # noqa: ASYNC110 - its end is only seen by looking
                     await asyncio.sleep(0.01)
         finally:
             waiting.note_store_found()
@@ -143,7 +143,7 @@ async def test_only_one_of_several_processes_serves() -> None:
             tasks = [one._task for one in several if one._task is not None]
             _, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait(others, timeout=1)
-        assert sum(one.hosts for one in several) == 1
+        assert sum(one.is_hosting for one in several) == 1
     finally:
         for one in several:
             one.note_store_found()
@@ -160,7 +160,7 @@ async def test_a_store_that_cannot_tell_its_nodes_that_it_ends_does_not_hand_ove
     one = succession(hosts)
     await one.begin()
     async with asyncio.timeout(10):
-        while not one.hosts:  # noqa: ASYNC110 - its end is only seen by looking
+        while not one.is_hosting:  # noqa: ASYNC110 - its end is only seen by looking
             await asyncio.sleep(0.01)
         assert one._host is not None
         found = [await host_at(port).ask(None) for port in hosts]
@@ -200,7 +200,7 @@ async def test_a_node_told_to_end_while_it_is_a_candidate_or_starts_the_store_gi
         one.note_store_found()
         assert one._task is not None
         await asyncio.wait([one._task])
-        assert not one.hosts
+        assert not one.is_hosting
 
 
 async def test_a_word_counts_only_with_the_token_and_for_a_silent_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,11 +217,11 @@ async def test_a_word_counts_only_with_the_token_and_for_a_silent_host(monkeypat
                 await tell_lost(settings, Credentials(settings), f"127.0.0.1:{own}")
             forged = HostLost(f"127.0.0.1:{mute}", b"another token")
             assert not await host_at(own).send_word(forged, None)
-            assert not candidate.hosts
+            assert not candidate.is_hosting
             told = await tell_lost(settings, Credentials(settings), f"127.0.0.1:{mute}")
             assert told == f"127.0.0.1:{own} was told that 127.0.0.1:{mute} is lost"
             async with asyncio.timeout(10):
-                while not candidate.hosts:  # noqa: ASYNC110 - its end is only seen by looking
+                while not candidate.is_hosting:  # noqa: ASYNC110 - its end is only seen by looking
                     await asyncio.sleep(0.01)
         finally:
             candidate.note_store_found()

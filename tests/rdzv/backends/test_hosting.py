@@ -338,7 +338,7 @@ async def test_a_node_with_is_host_warns_if_the_port_turns_out_to_be_taken(
         while "is_host is set, but" not in caplog.text:  # noqa: ASYNC110  there is no event to wait for
             await asyncio.sleep(0.01)
         await hosting.aclose()
-        assert not hosting.hosts
+        assert not hosting.is_hosting
 
 
 @pytest.mark.parametrize("more", ["", "&is_host=1"])

@@ -237,7 +237,7 @@ def test_folders_of_killed_processes_are_deleted_by_the_next_process(
             assert mine.is_dir()
             assert [path.is_dir() for path in (left, fresh, other, held)] == [False, True, True, True]
             os.utime(mine, (old, old))
-            script = "from rdzv.loop.own_folder import make_own_folder; make_own_folder('p-')"
+            script = "from rdzv.loop.own_folder import make_process_folder; make_process_folder('p-')"
             subprocess.run(
                 [sys.executable, "-c", script], cwd=ROOT, check=True, env={**os.environ, "TMPDIR": str(tmp_path)}
             )

@@ -132,7 +132,7 @@ def test_a_loss_is_announced_with_the_address_of_the_lost_node() -> None:
 
 
 def gone(node_id: str, *, left: bool = False, is_member: bool = True, now: float | None = 3.0) -> Callable[..., None]:
-    return lambda book: book.add_departure(node_id, left=left, is_member=is_member, address="", now=now)
+    return lambda book: book.add_gone(node_id, left=left, is_member=is_member, address="", now=now)
 
 
 def told(*missing: tuple[str, str, float | None]) -> Callable[..., None]:

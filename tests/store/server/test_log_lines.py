@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 def figures(limits: Limits, **used: int) -> dict[str, object]:
-    return {**dict.fromkeys(Limits.used_by().values(), 0), **dataclasses.asdict(limits), **used}
+    return {**dict.fromkeys(Limits.figure_by_limit().values(), 0), **dataclasses.asdict(limits), **used}
 
 
-@pytest.mark.parametrize(("limit", "used"), Limits.used_by().items())
+@pytest.mark.parametrize(("limit", "used"), Limits.figure_by_limit().items())
 def test_each_limit_of_the_whole_store_is_warned_of_once_until_it_is_well_below(limit: str, used: str) -> None:
     limits = Limits()
     most = getattr(limits, limit)

@@ -76,7 +76,7 @@ def watcher_of(client: Client, arrival: SimpleNamespace, **of_the_part: Any) -> 
     return MembershipWatcher(cast("Any", SimpleNamespace(arrival=arrival, **same, **of_the_part)), link), link
 
 
-FOLLOWER = SimpleNamespace(head=Head(), resets=0, own_ban=None, has_attributes=lambda _: None)
+FOLLOWER = SimpleNamespace(head=Head(), resets=0, own_ban=None, set_attributes=lambda _: None)
 IN_STEPS = Round(number=7, term=1, size=2, buckets=1, host="h", port=1, in_steps=True)
 
 
