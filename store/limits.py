@@ -132,15 +132,16 @@ class Limits:
             value = getattr(self, limit.name)
             if not 0 < value < math.inf:
                 raise ValueError(f"the limit {limit.name} is {value!r}; it must be above 0, and finite")
-        value, kept_back = self.value_bytes_max + 4 * KIB, self.memory_kept_back + self.history_bytes_max
-        for_one = "one value of value_bytes_max and what goes with it"
-        beside = "one outbox_bytes_max, one frame_bytes_max, history_bytes_max and"
-        for name, least, for_what in (
-            ("frame_bytes_max", value, for_one),
-            ("memory_bytes_max", kept_back + value, f"{beside} {for_one}"),
+        held_back, value = self.memory_kept_back + self.history_bytes_max, self.value_bytes_max + 4 * KIB
+        all_three = "one outbox_bytes_max, frame_bytes_max and history_bytes_max"
+        for name, least, enough, for_what in (
+            ("frame_bytes_max", value, value, "one value of value_bytes_max and what goes with it"),
+            ("memory_bytes_max", held_back, held_back + value, all_three),  # the least takes small values only
         ):
             if getattr(self, name) < least:
-                raise ValueError(f"{name} ({getattr(self, name)}) has no room for {for_what}: make it at least {least}")
+                raise ValueError(
+                    f"{name} ({getattr(self, name)}) has no room for {for_what}: make it at least {enough}"
+                )
 
 
 # The names of /etc/hosts on Debian and Red Hat, and short forms such as 127.1.

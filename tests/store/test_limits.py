@@ -23,10 +23,7 @@ def test_a_limit_is_above_zero_and_finite(name: str, value: float) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "least", "others"),
-    [
-        ("frame_bytes_max", 100_000, {"value_bytes_max": 100_000 - 4096}),
-        ("memory_bytes_max", 3 * 2**26 + 104_096, {"value_bytes_max": 100_000}),
-    ],
+    [("frame_bytes_max", 100_000, {"value_bytes_max": 100_000 - 4096}), ("memory_bytes_max", 3 * 2**26, {})],
 )
 def test_a_limit_within_another_is_no_larger(limit: str, least: int, others: dict[str, Any]) -> None:
     assert getattr(Limits(**{limit: least, **others}), limit) == least

@@ -57,11 +57,10 @@ def filled(size: int, key: str = "a") -> Put:
 
 
 WAITS_OF_TWO = WAIT_OVERHEAD * 2 + 2
-FOUR_K = (filled(2 * K, "c"), filled(2 * K, "d"))
 BIG, BIG_TOO = Put("big", bytes(5000)), Put("too", bytes(5000))
 HALVES = Put("a", bytes(5 * K)), Put("b", bytes(5 * K))
 THIRD = Put("c", b"1")
-LITTLE = (("outbox_bytes_max", K), ("frame_bytes_max", 10 * K), ("value_bytes_max", 3 * K), ("history_bytes_max", K))
+LITTLE = (("outbox_bytes_max", K), ("frame_bytes_max", 10 * K), ("value_bytes_max", 5 * K), ("history_bytes_max", K))
 ROOM = (("frame_bytes_max", 10 * K), ("value_bytes_max", 5 * K))
 
 CASES = [
@@ -122,8 +121,8 @@ CASES = [
         (Transact(when=(), then=HALVES),),
         ROOM,
     ),
-    Case("memory_bytes_max", 20 * K, Put("b", bytes(K)), (Put("a", bytes(K)), *FOUR_K), LITTLE),
-    Case("memory_bytes_max", 20 * K, Wait(keys=("b",)), (Put("a", bytes(1050)), *FOUR_K), LITTLE),
+    Case("memory_bytes_max", 16 * K, Put("b", bytes(K)), (Put("a", bytes(K)),), LITTLE),
+    Case("memory_bytes_max", 16 * K, Wait(keys=("b",)), (Put("a", bytes(1050)),), LITTLE),
     Case("writes_max", 1, DeletePrefix(prefix=""), (Put("a", b""), Put("b", b""))),
     Case("writes_max", 1, Transact(when=(), then=(Put("a", b""), Delete("b")))),
     Case("frame_bytes_max", 10 * K, Wait(keys=("big", "big")), (BIG,), ROOM),

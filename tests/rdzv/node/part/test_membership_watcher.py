@@ -134,7 +134,7 @@ async def test_a_drains_deadline_removes_the_record_that_it_found(
         leaving = None if left is None else SimpleNamespace(until=client.time() + left, reason="")
         arrival = SimpleNamespace(record=record, state=state, is_current=lambda _: True)
         watcher, link = watcher_of(
-            client, arrival, drained=lambda _: leaving, removed_by_operator=lambda _, why: said.append(why)
+            client, arrival, announced_drain=lambda _: leaving, note_removal=lambda _, why: said.append(why)
         )
         again = await watcher._check_drain(link, cast("Any", SimpleNamespace(over=None)))
         assert again == (leaving.until if leaving and left else None)
