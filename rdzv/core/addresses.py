@@ -1,6 +1,6 @@
 """The address where other members reach each member.
 
-Unless configured, a node's address is the one that the store sees. This address is wrong in two cases:
+Unless configured, a node's address is the one that the store sees, which is wrong in two cases:
 
     on the store's own host       The store sees loopback, or an interface that other hosts may not reach. But nodes on
                                   other hosts know the address at which they reach the store's host.

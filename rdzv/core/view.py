@@ -1,6 +1,6 @@
 """Folds the events of nodes into a `View`, the state of a run as its coordinator knows it.
 
-An event changes one node, so its cost does not depend on the number of nodes. A node's state follows from its record:
+A node's state follows from its record:
 
     record                                         node
     ------------------------------------------     ------------------------------------------------------

@@ -1,6 +1,6 @@
 """Accusations: a member of a round says that another one does not respond, although its lease is live.
 
-The store does not see whether nodes reach each other. But a collective that fails may name an unreachable peer. One
+The store does not see whether nodes reach each other. A collective that fails may name an unreachable peer. One
 accusation proves nothing: the accuser may be cut off itself. If two members accuse the same member, it is expelled, and
 its own accusations do not count. One accuser is enough to expel a member with which the store has lost contact: see
 `AccusationWatch`. If a connection closes and its peer is unknown, the accused is `UNNAMED`, and the store is asked
