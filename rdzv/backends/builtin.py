@@ -157,7 +157,7 @@ def _etcd_options(settings: Settings, credentials: Credentials) -> dict[str, Any
         "renew": credentials.renew,
         "user": settings.user,
         "password": credentials.read_password,
-        # WriteReceipts have an empty run id, which no run has. Users that may write runs' keys may write receipts.
+        # Receipts have an empty run id, which no run has. Users that may write runs' keys may write receipts.
         "receipts": f"{settings.prefix}//receipts/",
     }
 

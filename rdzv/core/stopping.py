@@ -161,7 +161,7 @@ class StopAgreement:
 
 
 class StepGate:
-    """The gate that a member passes at each step, and that its node closes: see the module."""
+    """The gate that a member passes at each step, and that its node closes by `ask` and `decide`: see the module."""
 
     def __init__(self) -> None:
         self.begun: int | None = None  # the largest begun step
@@ -172,8 +172,6 @@ class StepGate:
         self.why: str = ""
         self.for_newcomers: bool = False  # see `Stop`
         self._asked = False
-
-    # ------------------------------------------------------------------------------------------ the member's side
 
     def begin_step(self, step: int) -> bool:
         """Begin this step; return False if the gate is closed: then wait for the decision, and call `must_leave`."""
@@ -214,8 +212,6 @@ class StepGate:
     def finish(self) -> None:
         """Record the body's end."""
         self.at_end = True
-
-    # ------------------------------------------------------------------------------------------ the node's side
 
     def ask(self) -> int | None:
         """Close the gate; return the largest step that the member has begun, None if its body has finished."""

@@ -201,6 +201,12 @@ class View:
         """Record why a member was expelled, before the deletion of its record is folded."""
         self.why_lost[node_id] = why
 
+    def note_own_departure(self, node_id: str, *, stopped: bool) -> None:
+        """Record that the coordinator's own node has left the round, if its record is gone."""
+        if node_id not in self.records:
+            self.left_early |= not stopped
+            self._note_gone(node_id, left=True, at=None, why="")
+
     def fold(
         self, event: Event, *, now: float, last_call_timeout: float, bans: Mapping[str, Ban] = MappingProxyType({})
     ) -> None:

@@ -254,6 +254,8 @@ class CoordinatorTerm:
             while inbox:
                 fact = inbox.popleft()
                 if isinstance(fact, Event):
+                    if fact.kind == "synced":
+                        self._note_own_departure()
                     bans, last_call = self._follower.head.bans, self._part.agreed.rules.last_call
                     self._view.fold(fact, now=now, last_call_timeout=last_call, bans=bans)
                 else:
@@ -263,6 +265,12 @@ class CoordinatorTerm:
             if self._view.synced and self._view.seen >= revision:
                 return
             await self._context.wakeup.sleep_until(None)
+
+    def _note_own_departure(self) -> None:
+        # A node elected while it leaves may have deleted its record before the watch began.
+        own = self._part.membership
+        if own is not None and own.round.number == self._view.number and own.over is not None and not own.dropped:
+            self._view.note_own_departure(self._part.node_id, stopped=own.gate.has_stopped)
 
     async def _ask(self, act: Ask) -> int | None:
         keys, stop = self._keys, act.stop

@@ -61,8 +61,7 @@ class StoreSession:
         self.host: str = ""  # the URL of this store, without the other hosts that may serve it later
         self.release_within: float = RELEASE_WITHIN  # seconds to revoke leases; fewer if the store is silent
         self.hosts_store: Callable[[], bool] = lambda: False  # True if this node serves the store
-        # If no process listens at the store's URL for this many seconds, the node gives the store up. The node never
-        # gives up a store with a data directory, nor one whose host does not answer at all.
+        # Seconds without a listener at the store's URL until the node gives it up; never with a data directory.
         self.gives_up_after: float = math.inf
         self.has_knowledge: bool = False  # True if this store has this node's knowledge of a lost store, or better
         self.has_arrived: bool = False  # True if the store has accepted an arrival: this node has the run's settings

@@ -52,8 +52,8 @@ TICK = 0.25  # the seconds by which `_tried` grows at a time, also after a long 
 TRIED_LEAST = WITHIN / 2  # a node that tried for fewer seconds to reach rank 0 is not left out of the next round
 CUT_OFF_MOST = 8  # addresses, at most, that a node remembers because it did not reach rank 0 there
 TRY_AGAIN_AFTER = 1.0  # seconds, at most, from a failed attempt to arrive to the next
-# Seconds until a node that was left out, as it did not reach rank 0, tries to reach rank 0 again. This time doubles
-# after each try, and each time that the node is left out: each of its arrivals interrupts the other members.
+# Seconds until a node that was left out, as it did not reach rank 0, tries again. They double after each try, and each
+# time that the node is left out: each of its arrivals interrupts the others.
 LOOK_AGAIN_FIRST, LOOK_AGAIN_MOST = 10.0, 600.0
 
 

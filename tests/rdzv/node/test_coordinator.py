@@ -10,7 +10,7 @@ import pytest
 
 from rdzv.core.keys import Keys
 from rdzv.core.round import Round
-from rdzv.core.state import NodesWaiting
+from rdzv.core.state import NodesLost, NodesWaiting
 from rdzv.node.coordinator.term import _delete_old_rounds
 from rdzv.node.coordinator.term_context import SharedLease, TermContext
 from rdzv.node.member.leaving import HAND_OVER_WITHIN
@@ -215,6 +215,38 @@ async def test_a_coordinator_leaves_as_soon_as_its_departure_is_reported() -> No
         began = now()
         await nodes[coordinator].leave()
         assert now() - began < HAND_OVER_WITHIN / 2
+
+
+async def test_a_member_that_becomes_coordinator_while_it_leaves_reports_that_it_has_left() -> None:
+    """Regression: its view began after its record was gone, so it reported itself as lost."""
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        nodes = {node.node_id: node for node in await run.met("abc")}
+        first = (await nodes["a"].status()).coordinator
+        assert first is not None
+        leaver, last = (name for name in "abc" if name != first)
+
+        deleted = asyncio.Event()
+
+        async def hook_of_leaver(request: Request[Any], when: str) -> None:
+            write = request.then[0] if isinstance(request, Transact) else getattr(request, "request", request)
+            match write, when:
+                case Put(key=key), "before" if key.endswith(f"nodes/{leaver}"):
+                    await nodes[first].leave()
+                case Put(key=key), "before" if key.endswith("head/coordinator"):
+                    await deleted.wait()
+                case Delete(key=key), "after" if key.endswith(f"nodes/{leaver}"):
+                    deleted.set()
+                    await asyncio.sleep(1)
+
+        async def hook_of_last(request: Request[Any], when: str) -> None:
+            if when == "before" and isinstance(request, Transact) and "head/coordinator" in request.then[0].key:
+                await asyncio.sleep(5)
+
+        heard = await listen(run, nodes[last])
+        run.clients[leaver].hook, run.clients[last].hook = hook_of_leaver, hook_of_last
+        await nodes[leaver].leave()
+        await asyncio.sleep(10)
+        assert not any(isinstance(change, NodesLost) for change in heard.changes)
 
 
 async def test_a_coordinator_whose_key_was_deleted_notices_at_its_next_write() -> None:
