@@ -36,11 +36,8 @@ ANSWERS_WITHIN: Final = 3.0  # seconds
 ASK_AGAIN_AFTER: Final = 0.2  # seconds
 ATTEMPT: Final = 0.4  # seconds, at least, for hosts to answer at a reconnect, whose attempts take half a second
 FRAME_HEAD_BYTES: Final = 4
-PRECEDENCE: Final = {
-    Answer.SERVES: 0,
-    Answer.CANDIDATE: 1,
-    Answer.SILENT: 2,
-}  # of the answers at a host's addresses, the first in this order counts
+# Of the answers at a host's addresses, the first in this order counts.
+PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}
 
 
 class Reply(NamedTuple):

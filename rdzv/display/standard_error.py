@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import logging
@@ -120,6 +121,7 @@ def write_logs_in_thread() -> None:
     for handler in {one for logger in loggers for one in logger.handlers}:
         if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr:
             handler.setStream(_Stream())
+    atexit.register(flush_errors)
 
 
 class StandardErrorHandler(logging.Handler):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -37,3 +39,17 @@ def test_all_is_written_to_a_full_non_blocking_pipe_of_a_high_number() -> None:
         reader.join()
         os.close(reading)
     assert bytes(read) == data
+
+
+def test_the_last_lines_of_other_handlers_are_written_at_exit() -> None:
+    """Regression: the line by which an agent says why it ends was lost under PyTorch 2.4."""
+    program = """
+import logging
+from rdzv.display.standard_error import write_logs_in_thread
+logging.basicConfig()
+write_logs_in_thread()
+for number in range(9000):
+    logging.warning("line %d", number)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    assert len(done.stderr.splitlines()) == 9000
