@@ -215,7 +215,7 @@ async def test_an_agent_can_host_the_store(tmp_path: Path) -> None:
             assert (await job.first_step(agent))["size"] == 2
             # LOGLEVEL=INFO works as in PyTorch: the lines of all our modules are there, with its prefix.
             line = await agent.says("has rank ")
-            prefix = r"(I\d{4} [\d:.]+ \d+ rdzv\] |INFO:[a-z.]+:)"  # the second form is that of PyTorch 2.4
+            prefix = r"(I\d{4} [\d:.]+ \d+ rdzv\] |INFO:[a-z._]+:)"  # the second form is that of PyTorch 2.4
             assert re.search(rf"{prefix}run job, round 0: node \S+ has rank [01] of 2$", line), line
         job.stop()
         for agent in pair:
