@@ -49,6 +49,12 @@ def succession(hosts: list[int], **parameters: object) -> HostSuccession:
     return HostSuccession(settings, Credentials(settings), contextlib.nullcontext, random.Random(7))  # type: ignore[arg-type]
 
 
+async def wait_until_hosting(one: HostSuccession) -> None:
+    async with asyncio.timeout(10):
+        while not one.is_hosting:  # noqa: ASYNC110 - its end is only seen by looking
+            await asyncio.sleep(0.01)
+
+
 async def test_a_free_port_refuses_a_store_serves_and_anything_else_is_silent() -> None:
     async def garbage(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -125,9 +131,7 @@ async def test_a_host_that_dies_before_a_node_has_connected_is_succeeded() -> No
         await waiting.begin()
         await stack.aclose()
         try:
-            async with asyncio.timeout(10):
-                while not waiting.is_hosting:  # noqa: ASYNC110 - its end is only seen by looking
-                    await asyncio.sleep(0.01)
+            await wait_until_hosting(waiting)
         finally:
             waiting.note_store_found()
             if waiting._host is not None:
@@ -159,9 +163,8 @@ async def test_a_store_that_cannot_tell_its_nodes_that_it_ends_does_not_hand_ove
     hosts = [free_port(), free_port()]
     one = succession(hosts)
     await one.begin()
+    await wait_until_hosting(one)
     async with asyncio.timeout(10):
-        while not one.is_hosting:  # noqa: ASYNC110 - its end is only seen by looking
-            await asyncio.sleep(0.01)
         assert one._host is not None
         found = [await host_at(port).ask(None) for port in hosts]
         (port,) = [port for port, asked in zip(hosts, found, strict=True) if asked.answer is Answer.SERVES]
@@ -220,9 +223,7 @@ async def test_a_word_counts_only_with_the_token_and_for_a_silent_host(monkeypat
             assert not candidate.is_hosting
             told = await tell_lost(settings, Credentials(settings), f"127.0.0.1:{mute}")
             assert told == f"127.0.0.1:{own} was told that 127.0.0.1:{mute} is lost"
-            async with asyncio.timeout(10):
-                while not candidate.is_hosting:  # noqa: ASYNC110 - its end is only seen by looking
-                    await asyncio.sleep(0.01)
+            await wait_until_hosting(candidate)
         finally:
             candidate.note_store_found()
             if candidate._task is not None:
