@@ -206,6 +206,7 @@ async def looked(words: list[str]) -> int:
 async def test_without_rich_the_error_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     async with store.serve() as server, two_nodes(f"{server.url}/job"):
         with pytest.raises(ImportError, match=r"pip install 'rdzv\[live\]'"):
             await looked(["top", f"{server.url}/job"])
