@@ -109,6 +109,9 @@ def flush_errors(within: float = AT_EXIT) -> None:
     _lines.flush(within)
 
 
+atexit.register(flush_errors)
+
+
 class _Stream(io.TextIOBase):
     def write(self, text: str) -> int:
         say_error(text.removesuffix("\n"))
@@ -121,7 +124,6 @@ def write_logs_in_thread() -> None:
     for handler in {one for logger in loggers for one in logger.handlers}:
         if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr:
             handler.setStream(_Stream())
-    atexit.register(flush_errors)
 
 
 class StandardErrorHandler(logging.Handler):
