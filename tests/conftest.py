@@ -12,8 +12,9 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,10 +22,6 @@ from hypothesis import HealthCheck, settings
 from store.server.request_scheduler import SLOW_LINE
 from tests.support.seeds import EVERYTHING, FRESH
 from tests.support.virtual_time import VirtualTimeLoop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
 
 # On a busy machine requests are slow, and the store logs a line about that. Tests that count log lines must not see it.
 logging.getLogger("store.server.request_scheduler").addFilter(lambda record: record.msg != SLOW_LINE)

@@ -6,9 +6,10 @@ import json
 import math
 import random
 import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 import jsonschema
@@ -22,9 +23,6 @@ from benchmarks.whole.parts import PARTS, Part, Plan, Step
 from benchmarks.whole.promises import PROMISES, Limit
 from benchmarks.whole.results import Results
 from tools import stamps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[1]
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,10 +11,11 @@ import re
 import shlex
 import sys
 import tomllib
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -25,11 +26,7 @@ from rdzv.cli import main as command
 from rdzv.config.settings import PARAMETERS
 from rdzv.node.handler import Handler
 from store.messages import REQUESTS, RESPONSES
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
-
-    from store.records import Record
+from store.records import Record
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -6,16 +6,13 @@ import ast
 import json
 import random
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.seeds import EVERYTHING, FRESH
 from tools import mutants
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SOURCE = '''
 def grown(numbers: list[int], limit: int = 3) -> list[int]:

@@ -10,17 +10,15 @@ import inspect
 import pickle
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import rdzv.testing
 import store
 from tests.support.processes import start
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "docs" / "api.rst").read_text(encoding="utf-8").split()

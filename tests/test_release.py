@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.processes import ROOT, require
 from tools import release
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOON = datetime(2027, 1, 15, 12, tzinfo=UTC)
 

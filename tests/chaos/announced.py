@@ -13,17 +13,14 @@ import contextlib
 import random
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import rdzv
 from rdzv.node.handler import Handler
 from tests.chaos.checker import check_stops
 from tests.chaos.runner import QUIET_WITHIN, Chaos, Outcome, Seat, Store, lines_of
 from tests.support.processes import ChildError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
 
 __all__ = ["announced_chaos"]
 

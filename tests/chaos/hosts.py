@@ -18,8 +18,8 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import rdzv
 from rdzv.backends.host_queries import read_frame
@@ -29,9 +29,6 @@ from store.protocol.wire import Greeting, decode_opening
 from tests.chaos.checker import HOST, Fault, Look, Violation, check_numbers, check_stops, check_stores, stays_of
 from tests.chaos.runner import PARAMETERS, QUIET_WITHIN, TTL, Chaos, Outcome, Seat, Store, lines_of
 from tests.support.processes import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
 
 __all__ = ["hosts_chaos"]
 

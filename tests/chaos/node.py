@@ -27,16 +27,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rdzv
 import rdzv.sync
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rdzv import Change, Participant
+from rdzv import Change, Participant
 
 WRITES_EVERY = 0.02  # seconds; short, so that a node that resumes after a pause is about to write
 STOOD_STILL = 0.5  # seconds between two writes after which a line is written

@@ -16,18 +16,16 @@ import random
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 import rdzv
 import store
 from tests.chaos.checker import Fault, Stay, Violation, check, false_alarms, stays_of
 from tests.support.processes import Child, free_port, start_python
 from tests.support.proxy import Proxy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import TracebackType
 
 __all__ = ["QUIET_WITHIN", "Chaos", "Life", "Outcome", "Seat", "Store", "chaos", "lines_of"]
 

@@ -10,7 +10,8 @@ import shutil
 import signal
 import subprocess
 import tomllib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from rdzv.cli import main as command
 from rdzv.cli.launcher.job import ExitAction
 from rdzv.config.settings import parse
 from tests.support.processes import ROOT, require
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KUBERNETES, SLURM = ROOT / "examples" / "kubernetes", ROOT / "examples" / "slurm"
 SCRIPTS = sorted(SLURM.glob("*.sbatch"))

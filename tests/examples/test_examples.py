@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support.processes import ROOT, require, start_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 

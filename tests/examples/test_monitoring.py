@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -17,9 +17,6 @@ from rdzv.http import app
 from tests.examples.test_cluster_files import required
 from tests.rdzv.http.test_app import answered, served
 from tests.support.processes import ROOT, require
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ALERTS = ROOT / "examples" / "prometheus" / "rdzv.rules.yml"
 DASHBOARD = ROOT / "examples" / "grafana" / "rdzv.json"

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import store
 from tests.support.processes import ROOT, Child, start_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def test_actors_join_and_leave_while_trainers_train_and_end_with_them(tmp_path: Path) -> None:

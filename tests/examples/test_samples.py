@@ -6,7 +6,8 @@ import itertools
 import re
 import sys
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -14,9 +15,6 @@ import pytest
 import rdzv
 import store
 from tests.support.processes import ROOT, require, start, start_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PAGES = [
     ROOT / "README.md",

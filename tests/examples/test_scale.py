@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import trustme
 from aiohttp import web
@@ -14,10 +15,6 @@ from aiohttp import web
 import rdzv
 import store
 from tests.support.processes import ROOT, start_python
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 SCRIPT = ROOT / "examples" / "kubernetes" / "scale.py"
 TOKEN = "of the service account"

@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support.processes import ROOT, start
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROJECT = ROOT / "examples" / "testing"
 PAGE = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")

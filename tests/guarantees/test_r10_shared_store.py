@@ -7,7 +7,8 @@ is conditional on the round and on the node's own record."
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ import store
 from rdzv import RoundSupersededError
 from store import when
 from tests.support.twins import TWINS, open_shared_store, until_waits
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
 
 ROUND, NODE, PREFIX = "/run/head/round", "/run/nodes/a", "/run/rounds/7/store/"
 

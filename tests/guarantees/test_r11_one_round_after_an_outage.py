@@ -5,15 +5,10 @@ All nodes, the coordinator included, are cut off for longer than their leases la
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 import rdzv
-from rdzv.testing import cluster
-
-if TYPE_CHECKING:
-    from rdzv.testing import ClusterNode
+from rdzv.testing import ClusterNode, cluster
 
 
 async def train(node: ClusterNode) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from tests.support.runs import VirtualRun, assert_one_round
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 pytestmark = pytest.mark.virtual_time
 

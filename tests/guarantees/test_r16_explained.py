@@ -6,20 +6,15 @@ import asyncio
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
 import rdzv
 import store
-from rdzv import NodesLost
+from rdzv import NodesLost, SharedStore
 from tests.support.runs import VirtualRun, listen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from typing import Any
-
-    from rdzv import SharedStore
 
 
 @pytest.mark.virtual_time

@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
 import rdzv
 import store
-from store import Grant, Put
+from store import Grant, Put, Watch
 from tests.support.faults import FaultyNetwork
 from tests.support.processes import start_python
 from tests.support.runs import VirtualRun, listen
 from tests.support.spoken import Granted
 from tests.support.stores import Peer, connect_in_memory, introduce, process_id_of, serve_in_memory
 from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from store import Watch
 
 virtual_time = pytest.mark.virtual_time
 

@@ -10,19 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
-from rdzv import GiveUp, MembersLostError, RendezvousClosedError, Round, RunGivenUpError
+from rdzv import GiveUp, Handler, MembersLostError, RendezvousClosedError, Round, RunGivenUpError
 from tests.support.runs import VirtualRun, rounds_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
-
-    from rdzv import Handler
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(15)]
 

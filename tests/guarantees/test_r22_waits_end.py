@@ -8,24 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import rdzv
 import store
-from rdzv import NodesLost, SharedStoreTimeoutError
-from rdzv.testing import cluster
+from rdzv import NodesLost, SharedStore, SharedStoreTimeoutError
+from rdzv.testing import Cluster, ClusterNode, cluster
 from tests.support.processes import start_python
 from tests.support.runs import VirtualRun, listen
 from tests.support.twins import TWINS, Embedded, Meeting, told
 from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rdzv import SharedStore
-    from rdzv.testing import Cluster, ClusterNode
 
 virtual_time = pytest.mark.virtual_time
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,15 +21,11 @@ from rdzv import (
     RendezvousSettingsError,
     RendezvousStateError,
     Resized,
+    Round,
     RunGivenUpError,
 )
 from tests.guarantees.test_r21_one_loop import Trainer, a_run, until
 from tests.support.runs import VirtualRun, listen, rounds_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
-
-    from rdzv import Round
 
 pytestmark = pytest.mark.virtual_time
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support.processes import Child, free_port, require, start
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORKER = """
 import pathlib, sys, time

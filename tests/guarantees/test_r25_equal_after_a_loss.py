@@ -12,15 +12,13 @@ import itertools
 import json
 import os
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import store.sync
 from tests.support.processes import require, start_python
 from tests.support.seeds import EVERYTHING
 from tests.support.twins import TWINS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KINDS = ("sgd", "adam", "scaler", "lbfgs", "shards")
 PLACES = ("check", "batch", "backward", "stepped", "sync")

@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
+import rdzv
 from tests.support.runs import VirtualRun
-
-if TYPE_CHECKING:
-    import rdzv
 
 pytestmark = pytest.mark.virtual_time
 

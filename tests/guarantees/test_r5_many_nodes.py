@@ -8,17 +8,13 @@ benchmarks.regroup` measures the real time.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
 import rdzv
-from rdzv import NodesLeft, NodesLost
+from rdzv import Handler, NodesLeft, NodesLost, RendezvousInfo
 from tests.support.runs import VirtualRun, assert_one_round
 from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from rdzv import Handler, RendezvousInfo
 
 pytestmark = pytest.mark.virtual_time
 

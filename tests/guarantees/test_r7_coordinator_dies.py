@@ -8,19 +8,15 @@ trips, whatever state it takes over.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from rdzv import NodesLeft, NodesLost, NodesWaiting
+from rdzv import Handler, NodesLeft, NodesLost, NodesWaiting, RendezvousInfo
 from store import Put
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 from tests.support.spoken import Request, Transact
 from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from rdzv import Handler, RendezvousInfo
-    from tests.support.spoken import Request
 
 pytestmark = pytest.mark.virtual_time
 

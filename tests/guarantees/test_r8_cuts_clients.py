@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -20,9 +20,6 @@ from tests.support.faults import FaultyNetwork
 from tests.support.proxy import Proxy
 from tests.support.stores import connect_in_memory, serve_in_memory
 from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 virtual_time = pytest.mark.virtual_time
 

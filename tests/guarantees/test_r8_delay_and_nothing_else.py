@@ -12,18 +12,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from rdzv import Change, Dropped, NodesLeft, NodesLost, NodesWaiting, RendezvousTimeoutError, RoundSupersededError
+from rdzv import (
+    Change,
+    Dropped,
+    Handler,
+    NodesLeft,
+    NodesLost,
+    NodesWaiting,
+    RendezvousInfo,
+    RendezvousTimeoutError,
+    RoundSupersededError,
+)
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from rdzv import Handler, RendezvousInfo
-    from tests.support.spoken import Request
+from tests.support.spoken import Request
 
 pytestmark = pytest.mark.virtual_time
 

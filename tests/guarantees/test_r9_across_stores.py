@@ -11,22 +11,19 @@ import contextlib
 import pickle
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import rdzv.sync
 import store.sync
 from rdzv import RoundSupersededError
+from rdzv.sync import Handler
+from store import Server
 from tests.support.processes import require
 from tests.support.runs import VirtualRun
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rdzv.sync import Handler
-    from store import Server
 
 
 def meet(*handlers: Handler) -> list[Any]:

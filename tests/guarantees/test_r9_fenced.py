@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from rdzv import Dropped, NodesLost, NodesWaiting, RoundSupersededError
+from rdzv import Dropped, NodesLost, NodesWaiting, RendezvousInfo, RoundSupersededError, SharedStore
 from store import ConditionFailed, Put, TransactionResult
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
-from tests.support.spoken import Transact
+from tests.support.spoken import Request, Transact
 from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from rdzv import RendezvousInfo, SharedStore
-    from tests.support.spoken import Request
 
 pytestmark = pytest.mark.virtual_time
 

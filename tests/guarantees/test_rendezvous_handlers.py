@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
@@ -12,9 +12,6 @@ from rdzv import Closed, NodesLeft, NodesLost, NodesWaiting, RendezvousTimeoutEr
 from store import Limits
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from typing import Any
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(15)]
 

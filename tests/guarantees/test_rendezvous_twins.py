@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 
 import rdzv
 import rdzv.sync
-from rdzv import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Phase
+from rdzv import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Overrides, Phase
 from tests.support.twins import KINDS, Backing, BlockingNode, Meeting, open_store, told
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from rdzv import Overrides
 
 T = TypeVar("T")
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
 import store
-from store import LeaseNotFound, StoreReplaced
+from store import LeaseNotFound, Server, StoreReplaced
 from tests.support.stores import connect_blocking
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from store import Server
 
 
 class Restartable:

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 import store
 from tests.guarantees.test_s12_rolling_upgrade import LATER_RDZV, SAME_FORMAT
 from tests.guarantees.test_s12_two_releases import patched
-from tests.support.processes import ROOT, free_port, start_python
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from tests.support.processes import Child
+from tests.support.processes import ROOT, Child, free_port, start_python
 
 NOW = int(re.findall(r"^FORMAT = (\d+) ", (ROOT / "store/disk/rows.py").read_text(), re.MULTILINE)[0])
 

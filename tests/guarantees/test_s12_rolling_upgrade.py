@@ -11,17 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 import store
 from tests.guarantees.test_s12_two_releases import LATER, ROOT, patched
 from tests.support.processes import Child, start_python
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 LATER_RDZV = {
     "rdzv/_version.py": [('__version__ = "', '__version__ = "0.99.')],

@@ -13,18 +13,13 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import store
-from store import sync
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from store import Client
+from store import Client, sync
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,14 +6,15 @@ In virtual time, where the store is replaced by an empty one, as by the next hos
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
 from rdzv import (
+    Handler,
     NodesWaiting,
     RendezvousClosedError,
     RendezvousGracefulExitError,
+    RendezvousInfo,
     RendezvousRefusedError,
     RendezvousSettingsError,
     RoundSupersededError,
@@ -21,9 +22,6 @@ from rdzv import (
 from tests.support.limits import limits_with
 from tests.support.runs import VirtualRun, assert_one_round, connected
 from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from rdzv import Handler, RendezvousInfo
 
 pytestmark = pytest.mark.virtual_time
 

@@ -14,17 +14,14 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 import rdzv
 import store
 from tests.support.processes import Child, free_port, require, start_python
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.some_here(6)
 

@@ -11,14 +11,11 @@ import json
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support.processes import Child, free_port, require, start, start_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 require("torch")
 pytestmark = [pytest.mark.some_here(1), pytest.mark.timeout(300)]

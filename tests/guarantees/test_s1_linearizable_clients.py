@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -30,9 +30,6 @@ from tests.support.linearizability import (
 )
 from tests.support.processes import free_port, start_python
 from tests.support.proxy import Proxy
-
-if TYPE_CHECKING:
-    from pathlib import Path
 from tests.support.seeds import FRESH
 
 KILLS = int(os.environ.get("RDZV_KILLS", "3"))

@@ -18,20 +18,15 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import store
-from store import ConnectionLost, LeaseNotFound, LimitExceeded, StoreUsageError
+from store import Client, ConnectionLost, Event, LeaseNotFound, LimitExceeded, StoreUsageError
 from tests.support.processes import Child, free_port, start, start_python
 from tests.support.spoken import TimeToLive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from store import Client, Event
 
 pytestmark = pytest.mark.some_here(5)
 

@@ -12,17 +12,14 @@ import contextlib
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import store
 from store import LimitExceeded
 from tests.support.processes import Child, free_port, start
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
 MOUNT = {

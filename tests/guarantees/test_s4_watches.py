@@ -10,21 +10,16 @@ import asyncio
 import contextlib
 import random
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
 import store
-from store import Limits, WatchCompacted
+from store import BlockingWatch, Event, Limits, WatchCompacted
 from tests.support.faults import FaultyNetwork
 from tests.support.proxy import Proxy
 from tests.support.seeds import FRESH
 from tests.support.stores import connect_blocking, connect_in_memory, serve_in_memory, taken
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from store import BlockingWatch, Event
 
 virtual_time = pytest.mark.virtual_time
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
 import store
+from store import Watch
 from tests.support.processes import start_python
 from tests.support.proxy import Proxy
 from tests.support.stores import MemoryNetwork, connect_blocking, connect_in_memory, serve_in_memory
-from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from store import Watch
-    from tests.support.virtual_time import VirtualTimeLoop
-
+from tests.support.virtual_time import VirtualTimeLoop, now
 
 virtual_time = pytest.mark.virtual_time
 

@@ -10,23 +10,18 @@ import itertools
 import re
 import tempfile
 import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import store
-from store import Add, Append, ConnectionLost, Get, LimitExceeded, Limits, Put, WatchCompacted, when
+from store import Add, Append, ConnectionLost, Get, LimitExceeded, Limits, Put, Server, WatchCompacted, when
 from tests.support.journals import a_peer, held_back
 from tests.support.limits import limits_with
 from tests.support.spoken import CompareAndSet, Failed, GetMany, Ping, Request, Wait, Watch, Written, wire
 from tests.support.stores import Peer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from store import Server
-
 
 pytestmark = pytest.mark.some_here(12)
 

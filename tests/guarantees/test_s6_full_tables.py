@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,14 +19,8 @@ import store
 from store import Add, Grant, LimitExceeded, Put, StoreError
 from tests.support.limits import limits_with
 from tests.support.processes import free_port, start_python
-from tests.support.spoken import Wait, Watch, wire
+from tests.support.spoken import Request, Wait, Watch, wire
 from tests.support.stores import MemoryNetwork, Peer, connect_in_memory, introduce, serve_in_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from tests.support.spoken import Request
 
 AWAY_LEAST = 10.0  # seconds for which a session keeps its place against newcomers
 MANY = 12  # more than any table below takes

@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +19,6 @@ from tests.rdzv.cli.test_serve import Files
 from tests.support.processes import start_python
 from tests.support.spoken import Lagged, Ping, Wait, Watch
 from tests.support.stores import Peer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 DEAF_MIB = int(os.environ.get("RDZV_DEAF_MIB", "256"))
 MIB = 2**20

@@ -9,19 +9,15 @@ import asyncio
 import contextlib
 import random
 import ssl
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
 import store
+from store import Server
 from tests.support.limits import limits_with
 from tests.support.seeds import FRESH
 from tests.support.spoken import wire
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from store import Server
 
 
 class Bystander:

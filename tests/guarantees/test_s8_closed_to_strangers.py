@@ -10,9 +10,10 @@ import asyncio
 import datetime
 import re
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,6 @@ import store
 from store import AuthenticationError, ConnectionLost, StoreUsageError
 from tests.support.processes import Child, require, start_python
 from tests.support.proxy import Proxy
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 pytestmark = pytest.mark.some_here(20)
 

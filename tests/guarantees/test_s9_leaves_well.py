@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ import store
 from store import ConnectionLost, Server
 from tests.support.processes import start_python
 from tests.support.stores import MemoryNetwork, Peer, connect_in_memory, introduce, serve_in_memory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SOON = 4.0  # seconds, also on a busy machine; the server waits five seconds for peers that do not read
 

@@ -35,15 +35,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import pytest
 
 from tests.support.processes import ROOT, Child, start
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Host", "Lab", "Style", "require_hosts"]
 

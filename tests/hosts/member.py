@@ -12,12 +12,9 @@ import asyncio
 import json
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import rdzv
-
-if TYPE_CHECKING:
-    from rdzv import Handler
+from rdzv import Handler
 
 PROBE_EVERY = 0.05  # seconds
 PAUSE_TOLD = 0.3  # seconds without an answer after which a line is written

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.hosts.lab import Host
-    from tests.support.processes import Child
+from tests.hosts.lab import Host
+from tests.support.processes import Child
 
 __all__ = ["PORT", "Member", "members", "serving", "url_of"]
 

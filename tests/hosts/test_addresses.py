@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
-from tests.hosts.lab import Lab, require_hosts
+from tests.hosts.lab import Host, Lab, require_hosts
 from tests.hosts.runs import members, serving, url_of
 from tests.support.etcd import require_etcd
 from tests.support.processes import start
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.hosts.lab import Host
 
 pytestmark = pytest.mark.some_of(0)  # it takes minutes
 

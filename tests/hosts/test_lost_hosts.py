@@ -5,16 +5,13 @@ They use mutual TLS and a token.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.hosts.lab import Lab, require_hosts
 from tests.hosts.runs import PORT, START_WITHIN, Member, members
 from tests.support.processes import require
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.some_of(0)  # it takes minutes
 

@@ -7,20 +7,14 @@ import contextlib
 import re
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 
-from tests.hosts.lab import Lab, Style, require_hosts
+from tests.hosts.lab import Host, Lab, Style, require_hosts
 from tests.hosts.runs import PORT
-from tests.support.processes import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from tests.hosts.lab import Host
-    from tests.support.processes import Child
+from tests.support.processes import ROOT, Child
 
 pytestmark = pytest.mark.some_here(2)
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.hosts.lab import Host, Lab, require_hosts
 from tests.hosts.runs import PORT, START_WITHIN, members, serving
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.support.processes import Child
+from tests.support.processes import Child
 
 pytestmark = pytest.mark.some_of(0)  # it takes minutes
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support.processes import ROOT, start
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def error_of(*arguments: str, path: Path = ROOT, cwd: Path) -> str:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
 import pytest
 
 from rdzv.interface import BlockingRendezvousHandler, RendezvousHandler
-
-if TYPE_CHECKING:
-    from rdzv.membership import RendezvousInfo
-    from rdzv.sync import RendezvousInfo as BlockingInfo
+from rdzv.membership import RendezvousInfo
+from rdzv.sync import RendezvousInfo as BlockingInfo
 
 FOUR = {"next_rendezvous", "num_nodes_waiting", "is_closed", "set_closed"}
 

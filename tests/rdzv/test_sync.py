@@ -9,8 +9,9 @@ import itertools
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,6 @@ from store.net.threads import END_WITHIN, LoopThread
 from tests.support.interrupts import tears, torn
 from tests.support.processes import free_port, start_python
 from tests.support.proxy import Proxy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.some_here(6)
 

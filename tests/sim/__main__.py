@@ -21,10 +21,10 @@ import random
 import sys
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tests.sim.checker import Violation
 from tests.sim.explorer.command import explore_command
@@ -32,16 +32,12 @@ from tests.sim.full_bugs import FULL_BUGS
 from tests.sim.full_story import FullStory
 from tests.sim.hosts_bugs import HOSTS_BUGS
 from tests.sim.hosts_story import HostsStory
+from tests.sim.machines import Seams
 from tests.sim.store_bugs import STORE_BUGS
 from tests.sim.store_story import StoreStory
+from tests.sim.story import Outcome, Story
 from tests.sim.training_bugs import TRAINING_BUGS
 from tests.sim.training_story import TrainingStory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
-    from tests.sim.machines import Seams
-    from tests.sim.story import Outcome, Story
 
 FRESH = 10**9
 STORIES: dict[str, type[Story]] = {

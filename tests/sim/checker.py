@@ -7,17 +7,15 @@ of records.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgpack
 
+from rdzv.core.decision import Rules
+from rdzv.core.keys import Keys
 from rdzv.core.round import Member, Participant, Round
 from rdzv.core.state import NodeRecord, Progress
-
-if TYPE_CHECKING:
-    from rdzv.core.decision import Rules
-    from rdzv.core.keys import Keys
-    from store.messages import Event
+from store.messages import Event
 
 __all__ = ["Checker", "Committed", "Violation"]
 

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
+from rdzv.core.round import Member, Round
+from rdzv.core.state import Ban, NodeRecord
 from rdzv.core.view import View
 from rdzv.node.coordinator import term as coordinator
 from rdzv.shared_store.fencing import FencedCall
 from rdzv.shared_store.store import SharedStore
-from store.messages import Guarded, Put, Transact
+from store.messages import Event, Guarded, Put, Request, Transact
 from store.server.dispatcher import Dispatcher
 from tests.sim.full_node import commits
 from tests.sim.machines import Seams
 from tests.sim.store_bugs import say_at_once
 from tests.sim.truth import HeardClient
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from rdzv.core.round import Member, Round
-    from rdzv.core.state import Ban, NodeRecord
-    from store.messages import Event, Request
 
 __all__ = ["FULL_BUGS"]
 

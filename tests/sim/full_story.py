@@ -13,25 +13,22 @@ Three observers check it: `truth.py` the answers of every client (S1, S3, S4, S5
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from rdzv.core.decision import Rules
 from rdzv.core.ranks import find_order
+from rdzv.core.round import Participant
 from rdzv.core.state import NodesLeft, NodesLost
+from rdzv.membership import RendezvousInfo
 from rdzv.node.link.role import ELECTION_MOST, ROLE_TTL
 from rdzv.node.member.arrival_writer import TTL_MOST
+from store.messages import Event
 from tests.sim.checker import PROMPTLY, Checker
 from tests.sim.full_node import DISCONNECT_TTL, KEYS, NOTICED_WITHIN, TTL, Node
 from tests.sim.full_troubles import FullTroubles
+from tests.sim.machines import Seams
 from tests.sim.story import Story
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rdzv.core.round import Participant
-    from rdzv.membership import RendezvousInfo
-    from store.messages import Event
-    from tests.sim.machines import Seams
 
 __all__ = ["FullStory"]
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from rdzv.core import decision
-from rdzv.core.decision import next_round
+from rdzv.core.decision import Complete, Rules, Wait, next_round
 from rdzv.core.hosts.lost_store import last_known_run
+from rdzv.core.state import Head, LostStore
+from rdzv.core.view import View
 from rdzv.node.member import joining, lost_store
 from tests.sim.machines import Seams
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rdzv.core.decision import Complete, Rules, Wait
-    from rdzv.core.state import Head, LostStore
-    from rdzv.core.view import View
 
 __all__ = ["HOSTS_BUGS"]
 

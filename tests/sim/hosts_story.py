@@ -17,27 +17,22 @@ off and work on, and fresh nodes may come first. Above the checks of `training_s
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rdzv.config.resizing import sizes_of
 from rdzv.core.state import Ban, LostStore, unpack_settings
 from rdzv.errors import RendezvousError
+from rdzv.membership import RendezvousInfo
 from rdzv.node.run.run import Run
 from store import StoreError
-from tests.sim.full_node import KEYS, NOTICED_WITHIN, TTL
+from store.messages import Event
+from tests.sim.checker import Committed
+from tests.sim.full_node import KEYS, NOTICED_WITHIN, TTL, Node
 from tests.sim.full_story import OWN_CLOCK_GRAIN, FullStory
+from tests.sim.machines import Seams
 from tests.sim.trainer import Trainer
 from tests.sim.training_story import TrainingStory, TrainingTroubles
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from rdzv.membership import RendezvousInfo
-    from store.messages import Event
-    from tests.sim.checker import Committed
-    from tests.sim.full_node import Node
-    from tests.sim.machines import Seams
 
 __all__ = ["HostsStory"]
 

@@ -9,23 +9,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rdzv.testing.disk import Disk, SimulatedJournal
 from rdzv.testing.machines import STORE, Process, process_id_of
+from rdzv.testing.timeline import Host
+from store.engine.changeset import ChangeSet
+from store.engine.engine import Engine
 from store.limits import Limits
+from store.messages import Event
 from store.server.server import Server
 from tests.sim.truth import Books, HeardClient, Truth, observe
 from tests.support.faults import FaultyJournal, FaultyStore, FaultyWorld
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rdzv.testing.disk import Disk, SimulatedJournal
-    from rdzv.testing.timeline import Host
-    from store.engine.changeset import ChangeSet
-    from store.engine.engine import Engine
-    from store.messages import Event
 
 __all__ = ["Cosmos", "HeardProcess", "ObservedStore", "Seams", "quiet_logs"]
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
+from store.engine.changeset import ChangeSet, Saved
 from store.engine.sessions import Session, Sessions
 from store.engine.watches import History
+from store.messages import Event, Request
 from store.server.dispatcher import Dispatcher
 from store.server.journal import Journal
+from store.server.peer import Peer
 from store.server.pending_commits import PendingCommits
 from store.server.round_robin import RoundRobin
 from tests.sim.machines import Seams
 from tests.support.faults import FaultyJournal
-
-if TYPE_CHECKING:
-    from store.engine.changeset import ChangeSet, Saved
-    from store.messages import Event, Request
-    from store.server.peer import Peer
 
 __all__ = ["STORE_BUGS", "say_at_once"]
 

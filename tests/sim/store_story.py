@@ -12,8 +12,10 @@ linearizable. All the while `truth.py` checks every answer and every event. Prom
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from store import when
 from store.errors import (
@@ -26,9 +28,11 @@ from store.errors import (
     StoreUsageError,
     WatchCompacted,
 )
-from store.messages import Put
+from store.messages import Event, Put
+from tests.sim.machines import HeardProcess, Seams
 from tests.sim.store_troubles import StoreTroubles
 from tests.sim.story import Story
+from tests.sim.truth import HeardClient, HeardWatch
 from tests.support.linearizability import (
     Add,
     CompareAndSet,
@@ -43,14 +47,6 @@ from tests.support.linearizability import (
     check,
 )
 from tests.support.linearizability import Put as Write
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-
-    from store.messages import Event
-    from tests.sim.machines import HeardProcess, Seams
-    from tests.sim.truth import HeardClient, HeardWatch
 
 __all__ = ["StoreStory"]
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rdzv.testing.machines import STORE
 from store.limits import Limits
-from tests.sim.machines import Cosmos, Seams, quiet_logs
+from store.messages import Event
+from tests.sim.machines import Cosmos, HeardProcess, Seams, quiet_logs
 from tests.support.faults import FaultyHost, Way
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from store.messages import Event
-    from tests.sim.machines import HeardProcess
 
 __all__ = ["Outcome", "Story", "Troubles"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,10 +11,8 @@ from tests.sim.full_bugs import FULL_BUGS
 from tests.sim.full_story import FullStory
 from tests.sim.machines import Seams
 from tests.sim.store_story import StoreStory
+from tests.sim.story import Outcome
 from tests.support.seeds import FRESH
-
-if TYPE_CHECKING:
-    from tests.sim.story import Outcome
 
 FIXED = int(os.environ.get("RDZV_FULL_STORIES", "40"))  # `.ci/run` says 240
 CHUNK = 40

@@ -10,19 +10,16 @@ import asyncio
 import os
 import random
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
+from rdzv.membership import RendezvousInfo
 from rdzv.node.coordinator.term import CoordinatorTerm
+from rdzv.node.handler import Handler
 from tests.support.limits import limits_with
 from tests.support.runs import VirtualRun, assert_one_round
-
-if TYPE_CHECKING:
-    from rdzv.membership import RendezvousInfo
-    from rdzv.node.handler import Handler
 
 pytestmark = pytest.mark.virtual_time
 

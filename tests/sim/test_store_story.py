@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.sim.__main__ import hunt, main
 from tests.sim.store_bugs import STORE_BUGS
 from tests.sim.store_story import StoreStory
+from tests.sim.story import Outcome
 from tests.support.seeds import FRESH
-
-if TYPE_CHECKING:
-    from tests.sim.story import Outcome
 
 pytestmark = pytest.mark.some_of(0)  # it takes minutes
 

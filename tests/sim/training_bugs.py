@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from rdzv.core import decision
-from rdzv.core.decision import Report, decide
-from rdzv.core.stopping import StepGate, StopAgreement
+from rdzv.core.decision import Act, Expel, Report, Rules, decide
+from rdzv.core.state import Change, Head, NodeRecord
+from rdzv.core.stopping import StepGate, Stop, StopAgreement
+from rdzv.core.view import Picture
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.membership import Membership, changes_since
 from rdzv.node.coordinator import term as coordinator
@@ -18,19 +21,10 @@ from rdzv.node.coordinator.election import Election
 from rdzv.node.coordinator.term import CoordinatorTerm
 from rdzv.node.front import queries
 from store import ConditionFailed
-from store.messages import Transact
+from store.messages import Request, Transact
 from tests.sim.full_node import KEYS
 from tests.sim.machines import Seams
 from tests.sim.truth import HeardClient
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rdzv.core.decision import Act, Expel, Rules
-    from rdzv.core.state import Change, Head, NodeRecord
-    from rdzv.core.stopping import Stop
-    from rdzv.core.view import Picture
-    from store.messages import Request
 
 __all__ = ["TRAINING_BUGS"]
 

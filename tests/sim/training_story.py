@@ -18,27 +18,23 @@ that are missing there (R21, R22, R23):
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rdzv.config.resizing import sizes_of
 from rdzv.core.round_life import EndKind
 from rdzv.core.state import NodeRecord, unpack_settings
 from rdzv.core.stopping import Stop
-from store.messages import Delete, Transact
+from rdzv.loop.rounds import Round
+from store.messages import Delete, Event, Request, Transact
+from tests.sim.checker import Committed
 from tests.sim.full_node import DISCONNECT_TTL, KEYS, Fuse
 from tests.sim.full_story import LOOK_EVERY, PATIENCE, PUSHED_WITHIN, FullStory
 from tests.sim.full_troubles import FullTroubles
+from tests.sim.machines import Seams
 from tests.sim.trainer import Trainer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rdzv.loop.rounds import Round
-    from store.messages import Event, Request
-    from tests.sim.checker import Committed
-    from tests.sim.machines import Seams
 
 __all__ = ["TrainingStory"]
 

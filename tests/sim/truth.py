@@ -13,18 +13,24 @@ The clients here are the real ones, with hooks for their traffic.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+from rdzv.testing.timeline import Timeline
 from store.client import client as watch_room
 from store.client.client import Client
-from store.engine.keyspace import events_of
+from store.engine.changeset import ChangeSet
+from store.engine.engine import Engine
+from store.engine.keyspace import Change, events_of
+from store.engine.leases import LeaseRecord
 from store.errors import StoreError
 from store.messages import (
     Add,
     Added,
     Append,
+    Cause,
     CompareAndSet,
     CompareAndSetResult,
     Condition,
@@ -56,16 +62,6 @@ from store.messages import (
 )
 from store.watch_cursor import WatchCursor
 from tests.sim.checker import Violation
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from rdzv.testing.timeline import Timeline
-    from store.engine.changeset import ChangeSet
-    from store.engine.engine import Engine
-    from store.engine.keyspace import Change
-    from store.engine.leases import LeaseRecord
-    from store.messages import Cause
 
 __all__ = ["Books", "HeardClient", "Truth", "Violation", "observe"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,6 @@ from store.messages import Delete, DeleteOlder, Get, KeepAlive, Ping, Revoke, Ti
 from store.records import shown
 from tests.support.etcd import serve_etcd
 from tests.support.twins import InThreads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 KEYS: dict[str, Callable[[Any, Any], Any]] = {
     "put": lambda client, key: client.put(key, b""),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,14 +24,9 @@ from store.errors import (
     StoreTimeoutError,
     StoreUsageError,
 )
-from store.messages import Guarded, Wait
+from store.messages import Event, Guarded, Wait
 from tests.support.etcd import serve_etcd
 from tests.support.twins import InThreads
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from store.messages import Event
 
 pytestmark = pytest.mark.some_here(60)
 

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import pytest
 
 import store
 from rdzv.testing.network import MemoryNetwork
 from store import ConditionFailed, Put, StoreTimeoutError, Unsupported, when
-from store.calls import Calls
+from store.calls import Calls, LeaseLike
 from store.limits import Limits
-from store.messages import Delete, DeleteOlder, DeletePrefix, Guarded
+from store.messages import Delete, DeleteOlder, DeletePrefix, Guarded, Request
 from tests.support.stores import connect_blocking, connect_in_memory, serve_in_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from store.calls import LeaseLike
-    from store.messages import Request
 
 MOST = Limits.writes_max
 OLD = 3 * MOST

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import anyio
 import pytest
@@ -19,9 +20,6 @@ from tests.support.processes import free_port, start_python
 from tests.support.proxy import Proxy
 from tests.support.stores import connect_in_memory, serve_in_memory
 from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
 
 virtual_time = pytest.mark.virtual_time
 

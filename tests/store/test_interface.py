@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import pytest
 
@@ -12,9 +13,6 @@ from store import when
 from store.errors import StoreError, StoreUsageError
 from store.interface import BlockingLease, BlockingStore, BlockingWatch, Lease, Store, Watch
 from store.messages import Guarded, Request
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CALLS: dict[str, tuple[Any, ...]] = {
     "put": ("a", b"1"),

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgpack
 import pytest
 
 from store.records import CHECKED_AT_ONCE, Record, Steps, Unfit, UnknownWord
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Colour(IntEnum):

@@ -9,7 +9,8 @@ These classes do the work of `server.py` and `client.py` for a connection, witho
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from store import (
     AuthenticationError,
@@ -30,9 +31,6 @@ from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, ServerConnection, error_of
 from store.protocol.wire import Bye, Events, Hello, Lagged, Rejection, Reply, Welcome
 from tests.support.limits import limits_with
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 START = 1000.0  # when a desk's clock begins; not 0, which no real clock shows
 LOOK_EVERY = 0.1  # seconds, as the server looks

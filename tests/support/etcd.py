@@ -20,18 +20,16 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.support.processes import free_port, require
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Iterator, Sequence
 
 READY_WITHIN = 30.0  # seconds; an idle machine takes one
 

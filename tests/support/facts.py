@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from store import Event
 from store.engine.changeset import ChangeSet, KeptReply, Saved, SavedLease, SavedSession
 from store.messages import Written
 from store.server.journal import Journal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 __all__ = [
     "A",

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import random
 import sqlite3
 import weakref
+from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rdzv.testing.disk import COMMIT_SECONDS, Disk, NoFiles, SimulatedJournal
-from rdzv.testing.links import EVERYTHING, Pipe
+from rdzv.testing.links import EVERYTHING, Link, Pipe
 from rdzv.testing.machines import STORE, StoreMachine, World
 from rdzv.testing.network import MemoryNetwork
 from rdzv.testing.timeline import Host, Timeline
+from store.engine.changeset import ChangeSet
+from store.server.server import Server
 from tests.support.virtual_time import timers_of
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-
-    from rdzv.testing.links import Link
-    from store.engine.changeset import ChangeSet
-    from store.server.server import Server
 
 __all__ = ["FaultyDisk", "FaultyHost", "FaultyJournal", "FaultyNetwork", "FaultyStore", "FaultyWorld", "Way"]
 

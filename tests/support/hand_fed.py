@@ -6,19 +6,15 @@ successor can take over from these alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rdzv import Closed
-from rdzv.core.decision import Complete, JoinClock, Joiner, Rules, Wait, follow, next_round
-from rdzv.core.ranks import survivors_first
+from rdzv.core.decision import Complete, JoinClock, Joiner, KeepWaiting, Refused, Rules, Wait, follow, next_round
+from rdzv.core.ranks import RankOrder, survivors_first
 from rdzv.core.round import Member, Round
 from rdzv.core.state import Coordinator, Head, NodeRecord, Progress
 from rdzv.core.view import View
 from store import Event
-
-if TYPE_CHECKING:
-    from rdzv.core.decision import KeepWaiting, Refused
-    from rdzv.core.ranks import RankOrder
 
 __all__ = ["NODES", "HandFed", "round_of"]
 

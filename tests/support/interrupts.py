@@ -9,16 +9,14 @@ import itertools
 import random
 import sys
 import types
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from types import CodeType, FrameType
+from typing import Any, TypeVar
 
 import pytest
 
 from tests.support.processes import ROOT
 from tests.support.seeds import EVERYTHING, FRESH
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
-    from types import CodeType, FrameType
 
 __all__ = ["Torn", "cancelled_at_each_await", "tears", "torn", "torn_at_each_place"]
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 import store
+from store.engine.changeset import ChangeSet
 from store.server.journal import Journal
 from tests.support.stores import Peer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    import pytest
-
-    from store.engine.changeset import ChangeSet
 
 __all__ = ["HeldBack", "a_peer", "held_back", "taken"]
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.support.processes import ROOT, Child, start_python
-
-if TYPE_CHECKING:
-    import contextlib
 
 WORKER = str(ROOT / "tests/support/obedient.py")
 SUCCEED, FAIL = signal.SIGUSR1, signal.SIGUSR2

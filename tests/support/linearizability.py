@@ -21,11 +21,9 @@ from __future__ import annotations
 import enum
 import math
 from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, assert_never
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, assert_never
 
 CONFIGURATIONS_MAX = 1_000_000  # some seconds, and some hundred MB: a test's history should be smaller by far
 

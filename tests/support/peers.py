@@ -15,14 +15,10 @@ import asyncio
 import contextlib
 import functools
 import re
-from typing import TYPE_CHECKING
+from typing import Self
 
+from tests.support.etcd import Etcd, Member
 from tests.support.processes import free_port
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from tests.support.etcd import Etcd, Member
 
 FROM = re.compile(rb"^X-Server-From: *([0-9a-f]+)", re.IGNORECASE | re.MULTILINE)
 

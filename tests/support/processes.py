@@ -20,13 +20,10 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
 
 ROOT = Path(__file__).parents[2]
 STDOUT, STDERR = 1, 2

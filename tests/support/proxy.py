@@ -15,10 +15,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 PIECE_BYTES = 64 * 1024
 PIECES_HELD = 16  # a direction; beyond, the kernels' buffers fill, and then the sender blocks

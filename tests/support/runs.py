@@ -17,9 +17,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import store
+from rdzv import Change, RendezvousInfo
 from rdzv.backends.builtin import tcp_handler
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
@@ -28,22 +31,15 @@ from rdzv.loop.rounds import Round, rounds_made_by
 from rdzv.node.handler import Handler
 from rdzv.node.link.head_watcher import follow_head
 from rdzv.node.link.node_loop import NodeLoop
+from rdzv.node.link.store_session import StoreSession
 from rdzv.node.node import Node
 from rdzv.node.run.run import Run
 from rdzv.testing.machines import process_id_of
-from store import Client
+from store import Client, Server
+from store.engine.engine import Engine
 from store.messages import KeepAlive, Ping, Request, Response
 from tests.support.faults import FaultyStore, FaultyWorld
 from tests.support.virtual_time import VirtualTimeLoop
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-    from types import TracebackType
-
-    from rdzv import Change, RendezvousInfo
-    from rdzv.node.link.store_session import StoreSession
-    from store import Server
-    from store.engine.engine import Engine
 
 __all__ = ["VirtualRun", "assert_one_round", "connected", "listen", "rounds_of"]
 

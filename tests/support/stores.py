@@ -12,21 +12,17 @@ import asyncio
 import contextlib
 import random
 import secrets
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
 
 import store
 from rdzv.testing.machines import process_id_of
 from rdzv.testing.network import MemoryNetwork
-from store import Client, Server
+from store import Client, Event, Limits, Server, Watch
 from store.engine.engine import Engine
+from store.messages import Request, Response
 from store.protocol.connection import ClientConnection
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from store import Event, Limits, Watch
-    from store.messages import Request, Response
 
 __all__ = [
     "MemoryNetwork",

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support.processes import require, start
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def test_processes_of_the_child_are_gone_too_even_if_the_child_has_exited() -> None:

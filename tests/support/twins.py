@@ -20,26 +20,20 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 import rdzv
 import rdzv.sync
 import store
 import store.sync
-from rdzv import SharedStore
+from rdzv import Change, Participant, SharedStore
 from rdzv.shared_store.store import BlockingSharedStore
-from store import ConnectionLost
-from tests.support.etcd import serve_etcd
+from store import ConnectionLost, Server
+from tests.support.etcd import Etcd, serve_etcd
 from tests.support.proxy import Proxy
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-    from types import TracebackType
-
-    from rdzv import Change, Participant
-    from store import Server
-    from tests.support.etcd import Etcd
 
 TWINS = ("awaited", "blocking")
 STORES = ("memory", "durable", "etcd")

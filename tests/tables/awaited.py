@@ -6,18 +6,14 @@ import asyncio
 import contextlib
 import functools
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 from rdzv.errors import RendezvousClosedError, RendezvousError
 from store import Limits, StoreError, recipes
 from tests.support.runs import HookedClient, VirtualRun, assert_one_round, rounds_of
 from tests.tables.calls import DOCUMENTED, WITHIN
-from tests.tables.cells import OF_A_ROUND, TEXTS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from tests.tables.cells import Cell
+from tests.tables.cells import OF_A_ROUND, TEXTS, Cell
 
 __all__ = ["Enough", "judged", "judging", "play", "undoes"]
 

@@ -17,8 +17,9 @@ import tempfile
 import threading
 import time
 import types
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rdzv.sync
 import store.sync
@@ -26,12 +27,7 @@ from rdzv.errors import RendezvousClosedError, RendezvousError
 from tests.support.processes import ROOT, free_port
 from tests.tables.awaited import Enough, judging, undoes
 from tests.tables.calls import WITHIN
-from tests.tables.cells import OF_A_ROUND, TEXTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.tables.cells import Cell
+from tests.tables.cells import OF_A_ROUND, TEXTS, Cell
 
 __all__ = ["MANNERS", "Machine", "play", "played_alone"]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rdzv
 import rdzv.sync
@@ -13,9 +14,6 @@ import store.sync
 from rdzv.errors import RendezvousError
 from store.errors import StoreError
 from store.messages import Put
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["AWAITED", "BLOCKING", "CALLS", "DOCUMENTED", "NO_ACTS", "Call", "acts_of"]
 

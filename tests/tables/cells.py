@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tests.tables.calls import CALLS, Call
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 __all__ = ["MANNERS", "OF_A_ROUND", "STORES", "TEXTS", "WHENS", "Cell", "by_name", "cells_of", "covering", "pairs"]
 

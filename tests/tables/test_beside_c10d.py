@@ -7,16 +7,14 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.processes import ROOT
 from tests.support.seeds import EVERYTHING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not EVERYTHING, reason="each program starts PyTorch four times: in CI")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,9 +12,6 @@ from tests.tables import awaited, blocking
 from tests.tables.blocking import Machine
 from tests.tables.calls import AWAITED, BLOCKING, CALLS, NO_ACTS, Call, acts_of
 from tests.tables.cells import MANNERS, STORES, by_name, covering, pairs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PLAYED = [call for call in CALLS if not call.blocking_only]
 SEED = 1  # decides the cells that the test suite plays; nightly runs use other seeds, or play all cells

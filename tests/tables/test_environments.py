@@ -8,17 +8,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import store.sync
 from rdzv.cli.main import ROOMS
 from tests.support.processes import ROOT, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WITHIN = 1.0  # seconds until the sentence, besides the start of a Python with our modules
 START = 3.0  # seconds for that start, on a busy machine

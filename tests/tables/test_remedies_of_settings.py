@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +14,6 @@ from rdzv.cli.main import main
 from rdzv.config.settings import PARAMETERS, parse
 from rdzv.errors import RendezvousSettingsError
 from store.limits import Limits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 # Of each URL after its scheme: the wrong one, the advice, and the one that follows it.
 OF_A_URL = {

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import ssl
+from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS, Settings, describe_difference, parse, read
 from rdzv.errors import RendezvousSettingsError
 from store.limits import Limits
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 TCP = "tcp://head:29400/job-7"
 ETCD = "etcd://head/job-7"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,6 @@ from rdzv.core.state import NodesLost, Progress
 from rdzv.loop.round_monitor import describe_gone
 from rdzv.membership import changes_since
 from tests.support.hand_fed import HandFed, round_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_a_lost_node_is_named_with_its_address_and_the_time_since() -> None:

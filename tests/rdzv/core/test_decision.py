@@ -5,8 +5,9 @@ members.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,9 +48,6 @@ from rdzv.errors import RendezvousSettingsError
 from rdzv.membership import changes_since
 from store.messages import Event
 from tests.support.hand_fed import HandFed, round_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def until(run: HandFed) -> float | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -14,11 +15,6 @@ from rdzv.core.keys import Keys
 from rdzv.core.round import ARRIVALS_MOST, Round, bucket_of, pack_arrivals
 from rdzv.core.state import Progress
 from store.engine.keyspace import COORDINATION_KEYS, Groups
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Sequence
-
 
 KEYS = Keys(prefix="/rdzv", run_id="job-7")
 

@@ -5,7 +5,8 @@ error.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
 
 import msgpack
 import pytest
@@ -24,9 +25,6 @@ from rdzv.core.stuck.accusing import Accusation
 from rdzv.core.stuck.step_log import StepNote
 from rdzv.core.stuck.tally import RunTally
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.some_here(30)
 

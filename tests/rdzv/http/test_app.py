@@ -7,7 +7,9 @@ import contextlib
 import json
 import ssl
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import jsonschema
@@ -23,10 +25,6 @@ from tests.rdzv.core.test_report import SCHEMA
 from tests.support.limits import limits_with
 from tests.support.processes import start_python
 from tools.pictures import CHROMIUM, Page, browser, write_timeline
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.some_here(5)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 
 from rdzv.http.run_reader import RunReader
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from store import Client
+from store import Client
 
 
 class Clock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -12,9 +12,6 @@ import pytest
 import rdzv
 from rdzv.errors import RendezvousSettingsError
 from tests.support.processes import free_port
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LIMIT = 30.0  # seconds
 TOKEN = "correct horse battery staple"

@@ -9,7 +9,8 @@ import os
 import re
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,6 @@ from tests.support.processes import require, start_python
 from tools.page_states import HOSTILE as HOSTILE_NAMES
 from tools.page_states import play
 from tools.pictures import CHROMIUM, NODE, Page, browser
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.some_here(3)
 

@@ -7,8 +7,9 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -19,12 +20,8 @@ import store.sync
 from rdzv.errors import GiveUp, RendezvousClosedError, RoundChanged, RunGivenUpError
 from rdzv.loop.round_monitor import FINISHED
 from rdzv.node.member.membership_watcher import MembershipWatcher
+from rdzv.shared_store.store import BlockingSharedStore
 from tests.support.processes import start_python
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rdzv.shared_store.store import BlockingSharedStore
 
 T = TypeVar("T")
 

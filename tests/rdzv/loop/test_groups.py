@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 import pytest
 
 from rdzv import GiveUp, MembersLostError, RoundChanged, RoundSupersededError, RunGivenUpError
 from tests.support.runs import VirtualRun, rounds_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 pytestmark = pytest.mark.virtual_time
 

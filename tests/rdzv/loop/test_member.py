@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 
@@ -13,12 +14,8 @@ import rdzv.sync
 import store.sync
 from rdzv.errors import RendezvousGracefulExitError, RendezvousSettingsError, RendezvousStateError
 from rdzv.loop.member import Options, RoundLoop
+from rdzv.node.node import Node
 from store.calls import run_at_once
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rdzv.node.node import Node
 
 NOWHERE = "tcp://127.0.0.1:1/job?min_nodes=1"
 

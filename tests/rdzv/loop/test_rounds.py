@@ -6,19 +6,15 @@ import asyncio
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Iterator
 
 import pytest
 
 import rdzv
 import store.sync
+from rdzv import Ending
 from tests.rdzv.loop.test_blocking import DIES, WITHIN
 from tests.support.processes import require, start_python
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
-
-    from rdzv import Ending
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import itertools
 import types
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
 
 import pytest
 
@@ -18,10 +20,6 @@ from store.engine.engine import Engine
 from store.errors import ConditionFailed, ConnectionLost, LimitExceeded, StoreError, StoreTimeoutError
 from store.messages import Condition, Delete, Guarded, List, Put, Request, Response, Target, Transact, Wait
 from store.protocol.connection import error_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
-    from datetime import timedelta
 
 T = TypeVar("T")
 PEER = 1

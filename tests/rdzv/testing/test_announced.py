@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -12,10 +11,7 @@ import pytest
 import rdzv
 from rdzv.core.round_life import EndKind
 from rdzv.node.front import verbs
-from rdzv.testing import cluster
-
-if TYPE_CHECKING:
-    from rdzv.testing import Cluster, ClusterNode
+from rdzv.testing import Cluster, ClusterNode, cluster
 
 CHECK_MOST = 2.0  # seconds; a question and its answers take milliseconds, a death is noticed after 0.1 s
 CHANGES = 8

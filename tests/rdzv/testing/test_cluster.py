@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import anyio
 import pytest
@@ -11,9 +11,6 @@ import pytest
 import rdzv
 import rdzv.testing
 from rdzv.testing import Cluster, ClusterError, ClusterNode, ClusterStuckError, cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.some_here(10)
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from rdzv.testing.disk import SimulatedJournal
 from rdzv.testing.timeline import Timeline
 from store.engine.changeset import ChangeSet, KeptReply, SavedLease
 from store.messages import Event, Written
 from store.server.journal import Journal
 from tests.store.server.test_journal import tried
 from tests.support.faults import FaultyDisk, FaultyJournal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from rdzv.testing.disk import SimulatedJournal
 
 SESSION = b"s" * 16
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from rdzv.testing import ProcessesError, processes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCRIPT = """
 import os, rdzv.sync

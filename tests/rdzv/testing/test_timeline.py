@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 import pytest
 
 from rdzv.testing.network import MemoryNetwork
 from rdzv.testing.timeline import Timeline
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 
 async def note_each_second(noted: list[float], clock: Timeline) -> None:

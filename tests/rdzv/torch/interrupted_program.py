@@ -25,8 +25,9 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo  # otherwise each member would import it, in almost a second
@@ -39,9 +40,6 @@ import rdzv
 import rdzv.sync
 import rdzv.torch
 from rdzv.node.blocking_handler import Handler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 AT = 5
 BATCHES = 2

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -17,11 +17,8 @@ import pytest
 import rdzv
 import store
 from rdzv.node.handler import Handler
-from tests.support.processes import free_port, require, start_python
+from tests.support.processes import Child, free_port, require, start_python
 from tests.support.twins import TWINS
-
-if TYPE_CHECKING:
-    from tests.support.processes import Child
 
 require("torch")
 

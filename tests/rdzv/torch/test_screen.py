@@ -9,9 +9,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
@@ -21,9 +22,6 @@ from rdzv.core.round_life import Ending, EndKind
 from rdzv.core.state import Closed
 from rdzv.display.standard_error import flush_errors
 from tests.support.processes import require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 require("torch")  # the imports below need it
 

@@ -12,7 +12,8 @@ import sys
 import time
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,6 @@ import rdzv
 from rdzv import torchrun
 from rdzv.node.handler import Handler
 from tests.support.processes import Child, free_port, require, start, start_python
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORKER = """
 import json, os, sys, time

@@ -12,8 +12,9 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -24,9 +25,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import rdzv.torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 LAST: Final = 10
 DIES_AT: Final = 5

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from rdzv.core.state import LostStore
 from rdzv.node.coordinator import term as coordinator
-from store.messages import Guarded, Put, Transact
+from store.messages import Guarded, Put, Request, Transact
 from tests.sim.explorer.scenarios import AGAIN, COMMIT_AND_CUT, COMMIT_AND_DEATH, DEATH, LOSS, WRITE_AND_CUT
-from tests.sim.explorer.world import KEYS, as_it_is
+from tests.sim.explorer.world import KEYS, Scenario, as_it_is
 from tests.sim.full_bugs import CredulousView, ForgetfulView, SilentView, StaleView
 from tests.sim.full_node import commits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from store.messages import Request
-    from tests.sim.explorer.world import Scenario
 
 __all__ = ["BUGS", "Bug"]
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING
 
 from tests.sim.checker import Violation
 from tests.sim.explorer.bugs import BUGS
 from tests.sim.explorer.scenarios import SCENARIOS
-from tests.sim.explorer.search import explore, retell, walk
-
-if TYPE_CHECKING:
-    from tests.sim.explorer.search import Explored
+from tests.sim.explorer.search import Explored, explore, retell, walk
 
 __all__ = ["explore_command", "go_through"]
 

@@ -19,15 +19,13 @@ import re
 import types
 import weakref
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from hashlib import blake2b
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from store.messages import CHOSEN_LEASE_LEAST
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 __all__ = ["LEASES", "REQUESTS", "REVISIONS", "digest", "written"]
 

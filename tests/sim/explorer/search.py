@@ -13,21 +13,17 @@ import mmap
 import os
 import random
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 from unittest.mock import patch
 
+from store.messages import Request
 from tests.sim.checker import Violation
-from tests.sim.explorer.world import World, as_it_is, spell
+from tests.sim.explorer.world import Scenario, Step, World, as_it_is, spell
 from tests.sim.machines import quiet_logs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-
-    from store.messages import Request
-    from tests.sim.explorer.world import Scenario, Step
 
 __all__ = ["Explored", "explore", "retell", "walk"]
 

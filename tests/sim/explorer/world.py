@@ -30,8 +30,10 @@ import contextlib
 import contextvars
 import random
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any, Self
 
 import anyio
 import msgpack
@@ -42,6 +44,7 @@ from rdzv.core.history import History, HistoryWriter
 from rdzv.core.keys import Keys
 from rdzv.core.state import Progress
 from rdzv.errors import RoundSupersededError
+from rdzv.membership import RendezvousInfo
 from rdzv.node.handler import Handler
 from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
@@ -53,19 +56,11 @@ from store.engine.applied import Answer, Delivery
 from store.engine.engine import Engine
 from store.engine.processes import ConnectionEnd
 from store.errors import StoreReplaced, StoreTimeoutError, unsent
-from store.messages import Cancel, Entry, Event, Get, Guarded, KeepAlive, Listing, ListingPart, Put, Transact
+from store.messages import Cancel, Entry, Event, Get, Guarded, KeepAlive, Listing, ListingPart, Put, Request, Transact
 from store.protocol.connection import error_of
 from tests.sim.checker import Checker
 from tests.sim.explorer.likeness import LEASES, REQUESTS, REVISIONS, digest, written
 from tests.support.virtual_time import next_timer, timers_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-    from types import TracebackType
-    from typing import Self
-
-    from rdzv.membership import RendezvousInfo
-    from store.messages import Request
 
 __all__ = ["Scenario", "Step", "World", "as_it_is", "spell"]
 

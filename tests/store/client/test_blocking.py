@@ -13,7 +13,8 @@ import socket
 import ssl
 import threading
 import time
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, cast
 
 import pytest
 
@@ -27,14 +28,10 @@ from store.messages import Watch
 from store.net.address import Address
 from store.net.dialing import NEVER_ANSWERED, describe
 from store.net.racing import Addresses, connect_blocking
+from store.server.server import Server
 from tests.support.limits import limits_with
 from tests.support.processes import require
 from tests.support.proxy import Proxy
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from store.server.server import Server
 
 MIB = 1024 * 1024
 

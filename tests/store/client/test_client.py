@@ -8,7 +8,8 @@ import os
 import random
 import socket
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -23,12 +24,7 @@ from store.net import process
 from store.net.threads import new_loop
 from tests.support.processes import free_port, require
 from tests.support.stores import connect_in_memory, serve_in_memory
-from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from tests.support.virtual_time import VirtualTimeLoop
+from tests.support.virtual_time import VirtualTimeLoop, now
 
 virtual_time = pytest.mark.virtual_time
 

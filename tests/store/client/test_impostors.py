@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
@@ -19,9 +20,6 @@ from store.net.dialing import silent_close_error
 from store.protocol import wire
 from store.protocol.wire import Greeting, Rejection
 from tests.support.stores import connect_in_memory, serve_in_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.virtual_time
 

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,16 +24,11 @@ from store.client import connection_health
 from store.errors import StoreError
 from store.net.address import Address
 from store.net.threads import HeldContext, LoopThread
+from store.server.server import Server
 from tests.rdzv.cli.test_serve import Files
 from tests.support.interrupts import tears, torn
 from tests.support.processes import ROOT, require
 from tests.support.proxy import Proxy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from store.server.server import Server
 
 RAISED = [TimeoutError, BlockingIOError, ConnectionResetError, KeyboardInterrupt]
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from store import Event
 from store.client import client as watch_room
 from store.errors import ConnectionLost
 from tests.support.stores import MemoryNetwork, connect_in_memory, serve_in_memory, taken
-
-if TYPE_CHECKING:
-    from store import Event
-
 
 virtual_time = pytest.mark.virtual_time
 

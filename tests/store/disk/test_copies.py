@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +18,6 @@ from store.errors import StoreReplaced, StoreUsageError
 from store.server.journal import Journal
 from tests.store.server.test_journal_refusals import leave_behind
 from tests.support.facts import saved_in
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def test_a_store_is_checked_copied_and_restored_beside_its_running_server(tmp_path: Path) -> None:

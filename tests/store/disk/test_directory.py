@@ -8,7 +8,8 @@ import os
 import stat
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -24,10 +25,6 @@ from store.disk.directory import (
 )
 from store.server.journal import Journal
 from tests.support.facts import change, put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

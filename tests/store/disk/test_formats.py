@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,6 @@ from store.disk.directory import FILE
 from store.errors import StoreUsageError
 from store.server.journal import Journal
 from tests.support.facts import change, put, saved_in
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOW = rows.FORMAT
 

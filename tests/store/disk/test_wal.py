@@ -6,14 +6,11 @@ import io
 import os
 import shutil
 import sqlite3
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from store.disk import wal
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FRAME = 24 + 4096
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 from store import when
 from store.disk import rows
 from store.engine import engine, keyspace, requests, snapshots, waits, watches
+from store.engine.applied import Applied, Remainder
+from store.engine.changeset import ChangeSet, Saved
 from store.engine.engine import Engine
 from store.engine.processes import ConnectionEnd
 from store.limits import Limits
@@ -64,12 +67,6 @@ from store.messages import (
 from store.messages import waits as is_wait
 from tests.support.by_hand import Desk, entry, grant
 from tests.support.limits import limits_with
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from store.engine.applied import Applied, Remainder
-    from store.engine.changeset import ChangeSet, Saved
 
 USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 

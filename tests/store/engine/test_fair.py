@@ -8,12 +8,14 @@ from __future__ import annotations
 import gc
 import time
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from store import Add, Append, Get, Grant, Limits, Put, when
 from store.engine.applied import Delivery
+from store.engine.engine import Engine
 from store.engine.processes import ConnectionEnd
 from store.engine.snapshots import STEP_KEYS
 from store.messages import (
@@ -34,12 +36,6 @@ from store.messages import (
 from store.protocol import wire
 from store.protocol.frames import FrameReader
 from tests.support.by_hand import Desk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from store.engine.engine import Engine
-
 
 pytestmark = pytest.mark.some_here(5)
 

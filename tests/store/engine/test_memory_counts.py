@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from store import Grant, Put, when
-from store.messages import CompareAndSet, Guarded, KeepAlive, Transact, Wait, Watch
+from store.messages import CompareAndSet, Guarded, KeepAlive, Request, Transact, Wait, Watch
 from tests.support.by_hand import Desk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from store.messages import Request
 
 MANY = 1000
 WIDE = "\U0001f600" + "a" * 400  # each of its characters takes four bytes of memory

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 
@@ -17,10 +18,6 @@ from store.etcd import client as etcd
 from store.etcd.codec import Cluster
 from tests.support.etcd import serve_etcd
 from tests.support.processes import start_python
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
 
 FORGETFUL = """
 import sys

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from store import when
 from store.errors import AuthenticationError, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.etcd.codec import Cluster, FailureKind, NoSpace, classify, entry_of, events_of, span_of, spans
 from store.etcd.rpc import etcd_pb2 as pb
-
-if TYPE_CHECKING:
-    from store.messages import Condition
+from store.messages import Condition
 
 
 def test_a_url_names_every_member_of_a_cluster() -> None:

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import anyio
 import pytest
@@ -19,10 +20,6 @@ from store.net.absence import Outages, log_absence
 from store.printable import in_words
 from tests.support.processes import free_port
 from tests.support.stores import MemoryNetwork, connect_in_memory, serve_in_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -6,15 +6,12 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from store.net import collector
 from store.net.collector import short_collections, tidy_up
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Node:

@@ -8,7 +8,8 @@ import importlib
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,6 @@ import store.sync
 from store.net import racing
 from store.net.racing import Addresses, Race, Resolved, connect_async
 from tests.support.processes import require
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 V4, V6, STREAM = socket.AF_INET, socket.AF_INET6, socket.SOCK_STREAM
 

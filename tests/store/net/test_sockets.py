@@ -10,7 +10,7 @@ import os
 import resource
 import socket
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -19,10 +19,6 @@ from store.net import sockets
 from store.net.address import Address
 from store.net.dialing import TcpDial
 from tests.support.processes import require, start_python
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 MIB = 1024 * 1024
 

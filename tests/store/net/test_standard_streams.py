@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import store
-from tests.support.processes import PATIENCE, free_port, require, start
-
-if TYPE_CHECKING:
-    import contextlib
-    from pathlib import Path
-
-    from tests.support.processes import Child
+from tests.support.processes import PATIENCE, Child, free_port, require, start
 
 SETS = [closed for count in (1, 2, 3) for closed in itertools.combinations(range(3), count)]
 

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import anyio
 import pytest
@@ -18,9 +18,6 @@ from rdzv.node.link.node_loop import result_of
 from store.net import threads
 from tests.support.interrupts import tears, torn
 from tests.support.processes import require, start_python
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 def test_a_context_is_held_in_the_thread_until_it_is_left() -> None:

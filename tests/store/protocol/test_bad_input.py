@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import msgpack
 import pytest
@@ -59,10 +60,6 @@ from store.protocol.connection import ClientConnection, ServerConnection
 from store.protocol.frames import FrameReader, frame
 from store.protocol.wire import VERSION, Bye, Greeting, Hello, Rejection, Welcome
 from tests.support.seeds import FRESH
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 INPUTS = int(os.environ.get("RDZV_FUZZ_INPUTS", "4000"))
 SEED = int(os.environ.get("RDZV_FUZZ_SEED", str(FRESH)))

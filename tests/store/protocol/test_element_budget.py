@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Generator
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -18,9 +19,6 @@ from store.protocol import wire
 from store.protocol.element_budget import count_elements
 from store.protocol.wire import Greeting, Hello, Welcome
 from tests.store.protocol.test_wire import REQUESTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 MOST = wire.elements_max(Limits().operations_max)
 

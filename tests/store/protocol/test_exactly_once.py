@@ -4,7 +4,7 @@ connections alone, whose bytes are carried by hand.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from store import Add, Append, ConnectionLost, Get, StoreReplaced
 from store.engine.engine import Engine
 from store.messages import Added, Guarded, Ping, Request, Watch
+from store.protocol.connection import InFlight
 from tests.support.by_hand import Post, Town
-
-if TYPE_CHECKING:
-    from store.protocol.connection import InFlight
 
 
 class World:

@@ -6,7 +6,8 @@ import asyncio
 import gc
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from rdzv.testing.network import MemoryNetwork
 from tests.support.interrupts import cancelled_at_each_await, tears, torn, torn_at_each_place
 from tests.support.stores import connect_in_memory, serve_in_memory
 from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
 
 TTL = 60.0  # longer than any of these tests takes: nothing is free because its lease has lapsed
 SOON = 5.0  # seconds; it takes a few milliseconds on an idle machine

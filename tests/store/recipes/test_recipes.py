@@ -7,8 +7,8 @@ import contextlib
 import inspect
 import signal
 import sys
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -21,9 +21,6 @@ from tests.support.etcd import serve_etcd
 from tests.support.processes import start_python
 from tests.support.proxy import Proxy
 from tests.support.stores import connect_in_memory, serve_in_memory
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 LIMIT = 30.0  # seconds; it takes some milliseconds on an idle machine
 

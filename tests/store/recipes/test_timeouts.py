@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from store.errors import StoreTimeoutError, StoreUsageError
 from tests.support.proxy import Proxy
 from tests.support.stores import connect_in_memory, serve_in_memory
 from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 virtual_time = pytest.mark.virtual_time
 

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from rdzv.testing.network import MemoryNetwork
+from store import Server
 from store.limits import MIB, Limits
 from store.messages import Cancel, Done, Found, Get, GetMany, Listing, Ping, Pong, Put, Wait, Watch
 from store.protocol import wire
 from store.protocol.wire import Events
 from store.server import dispatcher
 from store.server.outbox import frame_memory
-from tests.support.stores import introduce, serve_in_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from store import Server
-    from tests.support.stores import Peer
+from tests.support.stores import Peer, introduce, serve_in_memory
 
 LIMITS = Limits(memory_bytes_max=256 * MIB, history_bytes_max=MIB)
 VALUE = bytes(30 * MIB)

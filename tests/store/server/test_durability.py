@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
-from store.engine.changeset import Saved
+from store.engine.changeset import ChangeSet, Saved
 from store.engine.engine import Engine
 from store.errors import StoreUsageError
 from store.messages import Append, Failed, Get, Put, Transact
 from store.server.durability import SMALL_BYTES, SMALL_OPERATIONS, TRY_AGAIN_AFTER, Durability, _is_small
+from store.server.journal import Journal
 from tests.support.limits import limits_with
 from tests.support.virtual_time import passes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from store.engine.changeset import ChangeSet
-    from store.server.journal import Journal
 
 pytestmark = pytest.mark.virtual_time
 

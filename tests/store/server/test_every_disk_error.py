@@ -9,20 +9,16 @@ import asyncio
 import contextlib
 import os
 import sqlite3
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 import store
 from store import LimitExceeded
+from store.engine.changeset import ChangeSet
 from store.server import journal as journals
 from store.server.journal import Journal
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from store.engine.changeset import ChangeSet
 
 ERRORS = {
     "ENOSPC": sqlite3.SQLITE_FULL,

@@ -10,12 +10,12 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import store
 from store import ConnectionLost, Get, Grant, LimitExceeded, Put, TransactionResult
+from store.engine.changeset import ChangeSet
 from store.messages import (
     CHOSEN_LEASE_LEAST,
     Found,
@@ -42,11 +42,6 @@ from store.server.journal import (
 from tests.support.journals import a_peer, held_back, taken
 from tests.support.limits import limits_with
 from tests.support.stores import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from store.engine.changeset import ChangeSet
 
 
 async def has_done(server: store.Server, requests: int) -> None:

@@ -6,7 +6,9 @@ import contextlib
 import sqlite3
 import threading
 import time
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -32,11 +34,6 @@ from tests.support.facts import (
     session,
 )
 from tests.support.journals import HeldBack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 # ---------------------------------------------------------------------------------------------------- reading back
 

@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import sqlite3
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -20,10 +20,6 @@ from store.engine.changeset import Saved
 from store.errors import StoreUsageError
 from store.server.journal import Journal
 from tests.support.facts import change, granted, kept, lease, opened, put, replied, saved_in, writing
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.some_here(15)
 

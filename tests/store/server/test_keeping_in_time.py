@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
@@ -17,12 +18,7 @@ from store.messages import Count, Granted, KeepAlive, List, Listing
 from tests.support.faults import FaultyDisk, FaultyJournal
 from tests.support.limits import limits_with
 from tests.support.stores import Peer, introduce, serve_in_memory
-from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.virtual_time import VirtualTimeLoop
+from tests.support.virtual_time import VirtualTimeLoop, now
 
 virtual_time = pytest.mark.virtual_time
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from rdzv.testing.network import MemoryNetwork
 from store import Delete, Grant, Limits, Put, Server, when
+from store.engine.engine import Engine
 from store.messages import (
     Add,
     Append,
@@ -32,11 +34,6 @@ from store.messages import (
 from tests.store.engine.test_fair import REFERENCE_SECONDS, STEP_SECONDS, reference
 from tests.support.by_hand import Desk
 from tests.support.stores import Peer, introduce
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from store.engine.engine import Engine
 
 SLOWEST = 4  # times slower than the machine of the figures: on a slower one the search proves nothing
 KEYS = 1_000_000

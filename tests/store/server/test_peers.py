@@ -5,18 +5,16 @@ event now.
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
+from store.engine.sessions import ByteCount
 from store.limits import Limits
+from store.protocol.wire import Rejection
 from store.server.accept.connection_table import ConnectionTable
 from store.server.outbox import Outbox, frame_memory
 from store.server.peers import Peers
-
-if TYPE_CHECKING:
-    from store.engine.sessions import ByteCount
-    from store.protocol.wire import Rejection
 
 KIB = 1024
 

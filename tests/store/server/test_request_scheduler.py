@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from rdzv.testing.network import MemoryNetwork
+from store.engine.applied import Applied
 from store.engine.engine import Engine
 from store.limits import Limits
 from store.messages import Failed, FailureKind, Found, Get, List, Ping, Put, Wait, Watch
@@ -22,9 +23,6 @@ from store.server.server import Server
 from tests.support.limits import limits_with
 from tests.support.stores import connect_in_memory, introduce, serve_in_memory
 from tests.support.virtual_time import passes
-
-if TYPE_CHECKING:
-    from store.engine.applied import Applied
 
 MIB = 1024 * 1024
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,11 +14,9 @@ from store.engine.requests import LOOKS_A_STEP, LOOKS_OF_A_WAIT
 from store.messages import Cancel, Count, Ping, Pong, Wait, Watch
 from store.protocol.wire import Events, Reply
 from store.server.dispatcher import AT_ONCE, CAUGHT_UP_AT_ONCE
+from store.server.request_scheduler import RequestScheduler
 from store.server.round_robin import PASS, TURN, RoundRobin
 from tests.support.stores import introduce
-
-if TYPE_CHECKING:
-    from store.server.request_scheduler import RequestScheduler
 
 
 def test_new_peers_go_first_and_each_peer_has_one_turn_before_any_has_a_second() -> None:

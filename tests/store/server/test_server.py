@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,6 @@ from store.server.peer import LEAVE_WITHIN
 from tests.support.limits import limits_with
 from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
 from tests.support.virtual_time import passes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MIB = 1024 * 1024
 

@@ -8,15 +8,13 @@ the rule, and has to be found.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from rdzv.core.hosts.succession import Answer, Candidacy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MISTAKES = (
     "it asks before it listens",

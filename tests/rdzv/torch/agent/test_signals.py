@@ -9,17 +9,14 @@ import contextlib
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 import store
 from tests.support.processes import Child, free_port, require, start, start_python
 from tests.support.saving import saves
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 require("torch")
 

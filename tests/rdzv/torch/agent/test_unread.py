@@ -8,15 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import store
 from tests.support.processes import ROOT, free_port, require
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORKER = """
 import os, signal, time

@@ -7,17 +7,13 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from rdzv.node.link.node_loop import NodeThread
+from store.net.threads import Call
 from tests.support.processes import require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from store.net.threads import Call
 
 require("torch")  # the imports below need it
 

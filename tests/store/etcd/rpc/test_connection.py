@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -19,9 +20,6 @@ from store.etcd.rpc import etcd_pb2 as pb
 from store.etcd.rpc.connection import Connection
 from tests.store.etcd.test_members import Member, refuses, says, says_nothing
 from tests.support.processes import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 READ = "KV/Range"
 CLOSED = Failure("the client is closed", FailureKind.UNDONE)

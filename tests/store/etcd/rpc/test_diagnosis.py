@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 import trustme
@@ -17,9 +17,6 @@ from store.etcd.codec import Failure
 from store.etcd.rpc import diagnosis
 from store.etcd.rpc.diagnosis import PREFACE, diagnose
 from tests.support.processes import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 SETTINGS_FRAME = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 AUTHORITY, STRANGER = trustme.CA(), trustme.CA()

@@ -6,15 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from store.server.accept.connection_table import LATELY, YIELD_AFTER, YIELD_FACTOR, YIELD_MOST, ConnectionTable
 from tests.support.limits import limits_with
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WITHIN = 3.0
 

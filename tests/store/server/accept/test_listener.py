@@ -8,7 +8,8 @@ import logging
 import resource
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,6 @@ from store.server.accept.connection_table import ConnectionTable
 from store.server.accept.listener import EndWhenAlone, TcpListener
 from store.server.server import SPARE_FILES
 from tests.support.limits import limits_with
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Listener:

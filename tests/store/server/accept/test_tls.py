@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 import tracemalloc
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator
 
 import anyio
 import pytest
@@ -20,9 +20,6 @@ from store.limits import Limits
 from store.server.accept.tls import TLS_BYTES
 from store.server.peer import PEER_BYTES
 from tests.support.processes import require
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 pytestmark = pytest.mark.some_here(6)
 
