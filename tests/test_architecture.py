@@ -331,9 +331,7 @@ def test_the_table_of_layers_has_no_circle() -> None:
 
 
 def test_a_name_of_a_node_is_imported_from_where_it_is_defined() -> None:
-    """Otherwise a room could import by way of another a name that its own row forbids: `start_candidacy` of
-    `node`.
-    """
+    """Otherwise a room could import by way of another a name that its own row forbids: `start_candidacy` of `node`."""
     defined = {
         room: defined_in(tree_of(path))
         for room, path in FILES.items()

@@ -34,9 +34,6 @@ def kept_results() -> Results:
     return Results.load(ROOT / "docs" / "benchmarks.json")
 
 
-# ------------------------------------------------------------------------------------------ growth
-
-
 def measured(cost: Callable[[float], float], seed: int = 0, noise: float = 0.0) -> list[tuple[float, float]]:
     chance = random.Random(seed)
     return [(n, cost(n) * math.exp(chance.gauss(0, noise))) for n in SIZES]
@@ -78,9 +75,6 @@ def test_faster_growth_fails(cost: Any, seed: int) -> None:
     assert growth.fit(measured(cost, seed, 0.1)).above > growth.ABOVE_MOST
 
 
-# ------------------------------------------------------------------------------------------ figures
-
-
 def test_a_figure_has_a_line_for_each_series_and_a_point_for_each_value_above_zero() -> None:
     lines = {"us & them": [(4, 0.1), (64, 1.0)], "theirs": [(4, 0.0), (64, 20.0)], "nobody": []}
     figure = Lines(title="a < b", across="nodes", up="seconds", unit="s", lines=lines, dashed=frozenset({"theirs"}))
@@ -93,9 +87,6 @@ def test_a_figure_has_a_line_for_each_series_and_a_point_for_each_value_above_ze
     assert len(circles) == 3, "zero has no place on a logarithmic axis"
     assert circles[0][0] < circles[1][0]
     assert circles[0][1] > circles[1][1], "more is further up"
-
-
-# ------------------------------------------------------------------------------------------ results and judgement
 
 
 def test_results_are_saved_after_each_row_and_can_be_continued(tmp_path: Path) -> None:
@@ -150,9 +141,6 @@ def test_a_cost_that_grows_with_the_square_breaks_the_promise_of_n_log_n() -> No
         for nodes in SIZES:
             results.add("idle", {"who": "rdzv", "nodes": nodes, "cpu": nodes**power / 1e9})
         assert [verdict.kept for verdict in promises.judge([limit], results)] == [kept]
-
-
-# ------------------------------------------------------------------------------------------ running
 
 
 def plan_of(*steps: Step) -> Part:
@@ -226,9 +214,6 @@ def test_every_part_runs_each_size_once_before_it_repeats_one(name: str, quick: 
     assert names or PARTS[name].lacks() or name.endswith("-peers")
     first = list(dict.fromkeys(names))
     assert names[: len(first)] == first
-
-
-# ------------------------------------------------------------------------------------------ the documents
 
 
 def test_the_results_in_the_documents_conform_to_the_schema() -> None:

@@ -59,9 +59,6 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-# ------------------------------------------------------------------------------------------------ links and paths
-
-
 @of_every_page
 def test_every_link_has_a_target(page: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", prose(page)):
@@ -90,9 +87,6 @@ def test_every_page_is_linked_from_another() -> None:
         for target in re.findall(r"\]\(([^)]+)\)", prose(page))
     }
     assert {page for page in PAGES if page.name != "README.md"} <= linked
-
-
-# ------------------------------------------------------------------------------------------------ tables
 
 
 def said_of_parameters() -> dict[str, str]:
@@ -160,9 +154,6 @@ def test_every_promise_has_a_test() -> None:
     ] == []
 
 
-# ------------------------------------------------------------------------------------------------ messages
-
-
 def messages() -> str:
     """Return all strings in the sources, and the names of errors, one a line. Inserted values are left out."""
     found: list[str] = []
@@ -187,9 +178,6 @@ def test_the_messages_in_troubleshooting_are_in_the_code() -> None:
     said = messages()
     assert len(parts) > 15
     assert {part for part in parts if part not in said} == set()
-
-
-# ------------------------------------------------------------------------------------------------ commands
 
 
 def commands_of_rdzv() -> Iterator[str]:
@@ -265,8 +253,6 @@ def test_every_variable_that_a_command_sets_is_used() -> None:
     assert named
     assert {name for name in named if f'"{name}"' not in sources} == set()
 
-
-# ------------------------------------------------------------------------------------------------ samples
 
 SAMPLES = [(page, text) for page in PAGES for text in blocks(page, "python")]
 BLOCKING, ASYNC = "import rdzv.sync", "import asyncio, json, rdzv"

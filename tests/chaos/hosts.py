@@ -71,8 +71,6 @@ class _Hosts(Chaos):
         finally:
             looking.cancel()
 
-    # ----------------------------------------------------------------------------------------------------- turns
-
     async def turn(self, kind: str) -> None:
         """Change the run, strike its host, and see the changes hold in the next round."""
         await self.change_the_run()
@@ -149,8 +147,6 @@ class _Hosts(Chaos):
             raise Violation(f"S13: {[seat.node for seat in found()]} say that they host the store")
         return found()[0]
 
-    # -------------------------------------------------------------------------------------------------- operators
-
     @contextlib.asynccontextmanager
     async def operator(self) -> AsyncIterator[Handler]:
         """Connect without joining, and with nothing known of earlier stores."""
@@ -216,8 +212,6 @@ class _Hosts(Chaos):
         self.faults.append(Fault("pause", deaf.node, began, time.monotonic()))
         del self.seats[host.node]
         await self.all_end()
-
-    # ----------------------------------------------------------------------------------------------------- stores
 
     async def look(self) -> None:
         """Ask all hosts again and again which store they serve."""

@@ -93,9 +93,6 @@ def begin(url: str) -> None:
         signal.signal(signal.SIGUSR1, lambda *_: _must_count.set())
 
 
-# ------------------------------------------------------------------------------------------------------ awaited
-
-
 async def live(url: str, name: str) -> None:
     """Run a node that awaits."""
     async with rdzv.connect(url, node_id=name) as handler:
@@ -145,9 +142,6 @@ async def write(info: rdzv.RendezvousInfo) -> None:
         say("error", error=str(error))
     else:
         say_wrote(info.round, began)
-
-
-# ----------------------------------------------------------------------------------------------------- blocking
 
 
 def live_blocking(url: str, name: str) -> None:

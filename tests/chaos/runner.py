@@ -197,8 +197,6 @@ class Chaos:
             await self.quiet(observer)
             await self.close(observer)
 
-    # --------------------------------------------------------------------------------------------------- faults
-
     async def trouble(self, seconds: float, observer: rdzv.Handler) -> None:
         """Strike nodes and the store, several at a time."""
         await self.until(lambda: len(self.stays()) >= self.nodes, within=QUIET_WITHIN, what="come to a first round")
@@ -270,8 +268,6 @@ class Chaos:
         self.faults.append(Fault("store", None, began, time.monotonic()))
         self.say(f"restart of the store, {time.monotonic() - began:.1f} s")
         self.restarting = False
-
-    # ------------------------------------------------------------------------------------------ calm, and the checks
 
     async def quiet(self, observer: rdzv.Handler) -> None:
         """Wait until all nodes are in one round. Then play the two fixed scenes."""

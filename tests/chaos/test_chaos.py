@@ -84,9 +84,6 @@ async def test_a_run_goes_on_after_the_kill_of_its_host_and_after_its_drain(modu
         assert outcome.stores == 2
 
 
-# ------------------------------------------------------------------------------------------------- the checker
-
-
 def stay(node: str = "a", **changed: Any) -> Stay:
     rank = "abc".index(node)
     given = {"round": 0, "rank": rank, "size": 3, "address": ("host", 1), "members": ("a", "b", "c"), "began": 10.0}

@@ -18,9 +18,6 @@ pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(15)]
 SOON = 0.5  # seconds of virtual time that messages and elections may take
 
 
-# ------------------------------------------------------------------------------------------------ R1, R11
-
-
 async def test_r1_completes_at_once_at_max_nodes() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=3) as run:
         began = now()
@@ -131,9 +128,6 @@ async def test_r11_it_runs_also_while_members_are_waited_for_and_completing_need
         assert now() - began < SOON, "and the last call has run meanwhile"
 
 
-# ----------------------------------------------------------------------------------------------------- R2
-
-
 @pytest.mark.parametrize("way", ["next_rendezvous", "leave", "aclose", "lapse"])
 async def test_r2_a_late_node_waits_announced_until_every_member_has_left(way: str) -> None:
     async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=1) as run:
@@ -164,9 +158,6 @@ async def test_r2_a_late_node_waits_announced_until_every_member_has_left(way: s
         assert_one_round(infos)
         assert infos[0].round == 1
         assert await late.num_nodes_waiting() == 0
-
-
-# ----------------------------------------------------------------------------------------------------- R5
 
 
 async def test_r5_losses_departures_arrivals_and_closing_reach_every_survivor() -> None:
@@ -219,9 +210,6 @@ async def test_r5_a_coordinator_that_leaves_right_behind_another_is_no_loss() ->
         await heard.until(NodesLeft(2, (first.node_id, coordinator)))
         await asyncio.sleep(5)
         assert not any(isinstance(change, NodesLost) for change in heard.changes)
-
-
-# ------------------------------------------------------------------------------------------ R9, R10, R16
 
 
 async def test_r16_the_reason_is_in_the_status_and_one_line_of_the_log_per_change(

@@ -42,9 +42,6 @@ def serving(directory: Path, port: int, *more: str) -> contextlib.AbstractAsyncC
     return start_python("-m", "rdzv", "serve", *arguments)
 
 
-# ------------------------------------------------------------------------------------------------------- kill -9
-
-
 class Load:
     """Callers that remember all replies, and check later replies against them."""
 
@@ -193,12 +190,6 @@ async def test_s3_leases_survive_kill_9_with_their_full_ttl(tmp_path: Path) -> N
             await other.call(TimeToLive(lease=lease.id))
 
 
-# -------------------------------------------------------------------------------------------- nothing before its time
-
-
-# ------------------------------------------------------------------------------------------------------- a full disk
-
-
 def can_mount() -> bool:
     try:
         return subprocess.run([*OWN_MOUNTS, "mount", "-t", "tmpfs", "none", "/mnt"], check=False).returncode == 0
@@ -296,9 +287,6 @@ async def test_s3_a_full_disk_refuses_writes_and_nothing_else(
         assert await client.add("sum", 1) == 1, "what was refused was not done"
 
 
-# ----------------------------------------------------------------------------------------------------- a failed fsync
-
-
 async def test_s3_changes_in_doubt_after_a_failed_fsync_are_not_announced_and_a_crash_contradicts_no_reply(
     tmp_path: Path,
 ) -> None:
@@ -340,9 +328,6 @@ async def test_s3_changes_in_doubt_after_a_failed_fsync_are_not_announced_and_a_
             assert entry.mod_revision == 1
 
 
-# ---------------------------------------------------------------------------------------------------- memory only
-
-
 async def test_s3_without_a_directory_the_store_says_that_it_is_memory_only(tmp_path: Path) -> None:
     """A store without a data directory says so at start."""
     async with start_python("-m", "rdzv", "serve", "--port", "0") as server:
@@ -350,9 +335,6 @@ async def test_s3_without_a_directory_the_store_says_that_it_is_memory_only(tmp_
     async with start_python("-m", "rdzv", "serve", "--port", "0", "--data-dir", str(tmp_path)) as server:
         assert "memory" not in await server.says("listens on")
         await server.says(f"kept in {tmp_path}")
-
-
-# -------------------------------------------------------------------------------------------------- damage is noticed
 
 
 async def killed_after(directory: Path, writes: int) -> None:

@@ -46,9 +46,6 @@ async def serving(
         yield server, writer, watcher
 
 
-# ------------------------------------------------------------------------------------------------ across cuts
-
-
 @virtual_time
 @pytest.mark.parametrize("seed", [4, FRESH])
 @pytest.mark.parametrize("snapshot", [True, False])
@@ -138,9 +135,6 @@ async def test_s4_changes_of_one_revision_come_in_one_batch_also_after_a_cut() -
             assert {event.value for event in batch} == {b"%d" % number}
 
 
-# ------------------------------------------------------------------------------------------------ slow readers
-
-
 @virtual_time
 async def test_s4_a_client_too_slow_for_its_outbox_misses_nothing(caplog: pytest.LogCaptureFixture) -> None:
     network = FaultyNetwork()
@@ -158,9 +152,6 @@ async def test_s4_a_client_too_slow_for_its_outbox_misses_nothing(caplog: pytest
         events = await taken(watch, 301)
         assert [event.revision for event in events] == list(range(301)), "synced at 0, and each revision once"
     assert "reads too slowly" in caplog.text
-
-
-# ------------------------------------------------------------------------------------------------ history that is gone
 
 
 @contextlib.asynccontextmanager
@@ -210,9 +201,6 @@ async def test_s4_without_a_snapshot_lost_history_ends_the_watch_with_an_error()
                     await anext(watch.batches())
         with pytest.raises(WatchCompacted):
             await watcher.watch("", start_revision=1).__aenter__()
-
-
-# ------------------------------------------------------------------------------------------------ the blocking twin
 
 
 async def test_s4_a_blocking_watch_across_cuts_sees_every_revision_once_and_in_order() -> None:

@@ -27,9 +27,6 @@ pytestmark = pytest.mark.some_here(20)
 TOKEN = "correct horse battery staple"
 
 
-# ------------------------------------------------------------------------------------------------ where it listens
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.0.2.1", "example.com"])
 async def test_s8_listening_beyond_loopback_is_refused_naming_both_remedies(host: str) -> None:
     with pytest.raises(StoreUsageError) as caught:
@@ -64,9 +61,6 @@ async def test_s8_an_empty_token_is_a_mistake_not_a_token() -> None:
     with pytest.raises(StoreUsageError):
         async with store.serve(token=""):
             raise AssertionError("it served")
-
-
-# ------------------------------------------------------------------------------------------------ the token
 
 
 def connect_blocking(url: str, token: str | None = None, **options: Any) -> int:
@@ -138,9 +132,6 @@ async def test_s8_the_token_is_in_no_process_list_and_no_log(tmp_path: Path) -> 
         assert any("the client's token is not the server's" in line for line in server.output)
 
 
-# ------------------------------------------------------------------------------------------------ mutual TLS
-
-
 class Certificates:
     """An authority, and contexts that trust it."""
 
@@ -205,9 +196,6 @@ async def test_s8_tls_and_a_token_go_together(certificates: Certificates) -> Non
         with pytest.raises(AuthenticationError):
             async with store.connect(server.url, tls=bare, token="another"):
                 raise AssertionError("it was let in")
-
-
-# ------------------------------------------------------------------------------------------- one sentence for each
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,6 @@ class Node:
         self.node = handler.node
         return handler
 
-    # --------------------------------------------------------------------------------------------------- faults
-
     @property
     def alive(self) -> bool:
         """True until the process is killed."""
@@ -156,8 +154,6 @@ class Node:
                 if not self.alive:
                     await asyncio.get_running_loop().create_future()  # a dead process does nothing more
                 await asyncio.sleep(0)  # a paused process stops here
-
-    # ------------------------------------------------------------------------------------------- its job
 
     async def _live(self) -> None:
         story = self.story

@@ -85,8 +85,6 @@ class FullStory(Story):
             f"sessions {limits.session_ttl:g} s, {self.rules}"
         )
 
-    # ------------------------------------------------------------------------------------------ the plot
-
     def tell(self) -> dict[str, int]:
         rng, director, timeline = self.rng, self.director, self.cosmos.timeline
         began = self.now
@@ -127,8 +125,6 @@ class FullStory(Story):
     def start_again(self, node: Node) -> None:
         node.process.die(silently=False)
         self.start(node.name)
-
-    # ----------------------------------------------------------------------------------------------------- checks
 
     def _revision(self, events: tuple[Event, ...]) -> None:
         """Process the events of a revision."""
@@ -196,8 +192,6 @@ class FullStory(Story):
                     (told and node.heard_for is membership) or handler.num_nodes_changed() > 0 or node.node.joining,
                     f"{name} has been gone for {self.now - at:.2f} s, and {node.name} has not been told (R5)",
                 )
-
-    # ------------------------------------------------------------------------------------------ the end
 
     def _calm_down(self, count: int) -> None:
         self.quieten(lasting=NOTICED_WITHIN + 2.5 * TTL + ROLE_TTL)

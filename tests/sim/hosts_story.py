@@ -68,8 +68,6 @@ class HostsStory(TrainingStory):
         """Return the live nodes; without those that know of a closing which was lost with its store."""
         return [node for node in super().alive() if node.refused is None or self.checker.closed]
 
-    # -------------------------------------------------------------------------------------------------- revisions
-
     def _revision(self, events: tuple[Event, ...]) -> None:
         if self.cosmos.store.store_id not in self.stores:
             self.stores[self.cosmos.store.store_id] = len(self.stores)
@@ -157,8 +155,6 @@ class HostsStory(TrainingStory):
             counted is None or (carried is not None and carried.value.startswith(counted.value)),
             f"{best.name} knew of the tally {counted}, and {last.round} has begun with {carried}",
         )
-
-    # ----------------------------------------------------------------------------------------------------- checks
 
     def _look(self) -> None:
         super()._look()

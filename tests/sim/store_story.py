@@ -84,8 +84,6 @@ class StoreStory(Story):
         self.answered: set[str] = set()
         self.deleted_at: dict[str, float] = {}
 
-    # ------------------------------------------------------------------------------------------ the plot
-
     def tell(self) -> dict[str, int]:
         timeline = self.cosmos.timeline
         for number in range(self.rng.randint(2, 4)):
@@ -104,8 +102,6 @@ class StoreStory(Story):
                 self.truth.require(self.once[event.value] == 1, f"{event} was written twice (S2)")
             elif event.kind == "delete":
                 self.deleted_at[event.key] = self.cosmos.now
-
-    # ------------------------------------------------------------------------------------------ the end
 
     def _calm_down(self) -> None:
         """End all faults, and resume or restart the processes."""
@@ -163,8 +159,6 @@ class StoreStory(Story):
         except UndecidedError:
             return  # too many operations overlap to decide; the truth has checked every answer all the same
         require(verdict.linearizable, f"{verdict} (S1)")
-
-    # ------------------------------------------------------------------------------------------- a client's job
 
     def start(self, name: str) -> None:
         if name in self.processes and self.processes[name].alive:

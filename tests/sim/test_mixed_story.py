@@ -66,8 +66,6 @@ class Story:
                 while not handler.num_nodes_changed():
                     await changes.poll(1.0)
 
-    # ------------------------------------------------------------------------------------------------ events
-
     async def ban(self) -> None:
         """Ban a node, for a while or until it is unbanned, at once or from the next round on."""
         by, name = self.rng.sample(NAMES, 2)

@@ -120,8 +120,6 @@ class TrainingStory(FullStory):
         """Return the live trainers."""
         return [node for node in self.alive() if isinstance(node, Trainer)]
 
-    # ----------------------------------------------------------------------------------------- reports of trainers
-
     def came_in(self, node: Trainer, round: Round) -> None:
         """A trainer has joined a round."""
         self.joined(node, round._info)
@@ -167,8 +165,6 @@ class TrainingStory(FullStory):
         self.say(f"{node.name} has left, as was announced")
         self.director.call_later(1.0, lambda: node.process.die(silently=False))
         self.director.call_later(2.0, self.start, node.name)
-
-    # -------------------------------------------------------------------------------------------------- revisions
 
     def _stands(self, name: str, arrival: int) -> bool:
         record = self.checker.records.get(name)
@@ -254,8 +250,6 @@ class TrainingStory(FullStory):
                     f"{name} was to stay, of {before.ranks}, and {last.ranks} have (R23)",
                 )
 
-    # ----------------------------------------------------------------------------------------------------- checks
-
     def _look(self) -> None:
         super()._look()
         for node in self.trainers():
@@ -294,8 +288,6 @@ class TrainingStory(FullStory):
             )
 
         self.director.call_later(self.let_out_within, look)
-
-    # ------------------------------------------------------------------------------------------ the end
 
     def _settled(self) -> bool:
         last = self.checker.last

@@ -153,8 +153,6 @@ class Books:
         """Return the time when a revision became true."""
         return self._times[revision - self.began - 1]
 
-    # -------------------------------------------------------------------------------------------------- input
-
     def committed(self, group: list[ChangeSet]) -> None:
         """Enter data that is on the disk."""
         for facts in group:
@@ -192,8 +190,6 @@ class Books:
                 f"lease {lease.id} lapsed {passed:.3f} s after it was renewed, though it had {kept.least:g} s (S5)",
             )
 
-    # ------------------------------------------------------------------------------------------ states
-
     def at(self, key: str, revision: int) -> Entry | None:
         """Return the entry of a key at a revision."""
         revisions, states = self._by_key.get(key, ((), ()))
@@ -216,8 +212,6 @@ class Books:
             if about:
                 return about
         return None
-
-    # ------------------------------------------------------------------------------------------ answers
 
     def check(self, who: str, request: Request[Any], response: Response, began: int, *, sent_at: float) -> None:
         """Check that an answer was right at some revision between the call, at revision `began`, and now."""
@@ -408,9 +402,6 @@ def _same(said: object, right: object) -> str:
     return "" if said == right else f"it was {right} (S1)"
 
 
-# ------------------------------------------------------------------------------------------------ watches
-
-
 @dataclass(slots=True)
 class _Audit:
     """The state of a watch's audit."""
@@ -533,9 +524,6 @@ class HeardClient(Client):
         if self.hook is not None:
             await self.hook(request, "after")
         return response
-
-
-# ------------------------------------------------------------------------------------------------ the engine
 
 
 def observe(engine: Engine, books: Books, *, durable: bool) -> None:

@@ -33,9 +33,6 @@ async def connected(**options: Any) -> AsyncIterator[tuple[MemoryNetwork, store.
         yield network, server, client
 
 
-# --------------------------------------------------------------------------------- once a connection has ended
-
-
 @virtual_time
 @pytest.mark.parametrize(
     ("terms", "lasts"),
@@ -192,9 +189,6 @@ async def test_a_durable_store_that_is_killed_and_comes_back_within_the_ttl_ends
             assert "\n  lost" not in holder.written()
 
 
-# ------------------------------------------------------------------------------------------ after a suspension
-
-
 EARLIER = itertools.count(1, 10_000)  # seconds of suspensions before each test: their sum never falls
 
 
@@ -256,9 +250,6 @@ def test_a_blocking_holder_knows_at_waking_that_its_lease_is_lost(suspend: Calla
             lease.check()
         with client.kept_lease(60.0) as lease:
             lease.check()  # the suspension was before it
-
-
-# ------------------------------------------------------------------------------------------ leaving in another task
 
 
 @virtual_time

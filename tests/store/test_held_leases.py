@@ -32,9 +32,6 @@ class Lapses:
         self.told.set()
 
 
-# ------------------------------------------------------------------------------------------------ as a task
-
-
 @virtual_time
 async def test_closing_releases_everything_that_is_held() -> None:
     network = MemoryNetwork()

@@ -61,8 +61,6 @@ class HandFed:
         self.view = self._new_view()
         self.feed(Event(kind="synced", revision=0))
 
-    # ---------------------------------------------------------------------------------------- events of nodes
-
     def arrive(self, *names: str, **fields: Any) -> None:
         """Nodes arrive, one revision each."""
         for name in names:
@@ -99,8 +97,6 @@ class HandFed:
         for step in filter(None, story.split(", ")):
             what, *names = step.split()
             getattr(self, what)(*names)
-
-    # ---------------------------------------------------------------------------------------- their consequences
 
     def decide(self) -> Wait | Complete:
         """Return the decision: the next round can be completed now, or the condition it waits for."""

@@ -89,9 +89,6 @@ async def until_waits(client: store.Client, count: int) -> None:
             waits = (await client.stats())["waits"]
 
 
-# ------------------------------------------------------------------------------------------------------- stores
-
-
 class Backing:
     """A store for nodes to meet at.
 
@@ -171,9 +168,6 @@ def open_store(name: str) -> Iterator[Backing]:
         backing.start()
         stack.callback(backing.stop)
         yield backing
-
-
-# -------------------------------------------------------------------------------------------------------- nodes
 
 
 class Meeting:

@@ -47,9 +47,6 @@ def told(
     return history.chapters[-1].incidents
 
 
-# -------------------------------------------------------------------------------------------------------- remembering
-
-
 def test_a_chapter_has_the_new_nodes_and_the_time_since_the_last_round() -> None:
     nodes = dict.fromkeys(["a", "c"], "")
     _, chapter = begun("a", "b").with_round(1, nodes, known=["a", "b"], now=112.5).chapters
@@ -198,9 +195,6 @@ def test_the_length_of_an_unmeasured_round_follows_from_the_wall_clock() -> None
     one = Chapter(number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), at=100.0, incidents=(lost,))
     assert seconds_between(one, one.replace(number=1, at=160.0)) == 60.0
     assert seconds_between(one, one.replace(number=1, at=None)) == 3.0
-
-
-# ---------------------------------------------------------------------------------------------------------- in a run
 
 
 @pytest.mark.virtual_time

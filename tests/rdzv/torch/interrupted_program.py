@@ -118,8 +118,6 @@ class Member:
         """Make the optimizer."""
         return torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9, fused=True)
 
-    # ------------------------------------------------------------------------------------------ a round
-
     def brought(self, round: Any) -> tuple[Any, Any, Any]:
         """Return the arguments of `sync_state`."""
         self.round, self.rank = round.number, round.rank
@@ -142,8 +140,6 @@ class Member:
             self.end = int((self.folder / f"{self.case.kind}.{self.case.way}.steps").read_text())
         else:
             self.end = self.step + AFTER if self.round >= self.case.last_round else sys.maxsize
-
-    # ------------------------------------------------------------------------------------------ a step
 
     def batch(self, number: int) -> torch.Tensor:
         """Return the batch of a step, and of a rank if all runs of this way have two members."""
@@ -208,8 +204,6 @@ class Member:
         wished = "batch" if self.case.place == "sync" else self.case.place
         if (self.case.way, self.step, self.name, place) == ("killed", AT, "b", wished):
             os.kill(os.getpid(), signal.SIGKILL)
-
-    # ------------------------------------------------------------------------------------------ the loops
 
     def train(self) -> None:
         """Train in a loop that blocks."""

@@ -446,8 +446,6 @@ class World:
             one.connection.closed = True
         self.timeline.end()
 
-    # ------------------------------------------------------------------------------------------ steps
-
     def steps(self) -> list[Step]:
         """Return the possible steps; an empty list if everything has ended."""
         steps: list[Step] = []
@@ -633,8 +631,6 @@ class World:
         if peer != OBSERVER and self.members[peer].alive:
             self.members[peer].connection.down.append((id, item))
 
-    # ---------------------------------------------------------------------------------------------- invariants
-
     def joined(self, one: _Member, info: RendezvousInfo) -> None:
         """Check the round that a node believes to be in."""
         membership = info._membership
@@ -674,8 +670,6 @@ class World:
             and all(one.membership is not None and one.membership.round.revision == last.round.revision for one in here)
             and (last.round.number > 0 or not self.scenario.again)
         )
-
-    # ------------------------------------------------------------------------------------------- comparison of states
 
     @property
     def instead(self) -> dict[type, Callable[[Any], Iterable[Any] | None]]:

@@ -124,9 +124,6 @@ def test_no_ping_is_sent_before_the_welcome() -> None:
     assert [say for say, _ in said(one, ConnectionState(welcomed=False))] == [Action.SEEK, Action.HANG_UP]
 
 
-# ------------------------------------------------------------------------------------------------ timers
-
-
 @pytest.mark.virtual_time
 async def test_an_answer_that_a_busy_loop_has_not_read_yet_costs_no_ping() -> None:
     """In a loop that was busy with thousands of clients each request caused a ping as well, which added load."""

@@ -53,9 +53,6 @@ def signals(every: float, handler: Callable[..., object] = lambda *_: None) -> I
         signal.signal(signal.SIGALRM, before)
 
 
-# ------------------------------------------------------------------------------------------ time limits
-
-
 @contextlib.contextmanager
 def stopped_later(
     tmp_path: Path, *, secure: bool
@@ -140,9 +137,6 @@ def test_a_dead_connection_is_replaced_however_many_signals_come(
             assert [event.key for event in itertools.islice(watch, 1)] == ["a"]
             late.cancel()
     thread.stop(within=10)
-
-
-# ------------------------------------------------------------------------------------------ exceptions of handlers
 
 
 @pytest.mark.some_of(2)

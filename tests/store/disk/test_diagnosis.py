@@ -90,8 +90,6 @@ def test_wrong_contents_are_called_damage(tmp_path: Path, code: int | None) -> N
         raise error
 
 
-# ------------------------------------------------------------------------------------------------- real causes
-
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
 TROUBLES = {
     # Commands that create the cause, before the command "$@" runs; $D is the directory that has the problem.

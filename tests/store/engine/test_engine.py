@@ -40,9 +40,6 @@ from tests.support.by_hand import Desk
 USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 
 
-# ------------------------------------------------------------------------------------------------- reads and writes
-
-
 class Dance(Request[Done]):
     """A request that no store knows."""
 
@@ -95,9 +92,6 @@ def test_ping_and_stats_answer_from_the_revision_there_is() -> None:
     assert stats.figures["store_id"] == "store-1"
 
 
-# ----------------------------------------------------------------------------------------------------- transactions
-
-
 @pytest.mark.parametrize(
     ("refused", "kind"),
     [
@@ -130,9 +124,6 @@ def test_messages_show_the_beginning_of_long_values() -> None:
     assert len(desk.fails(CompareAndSet(key="k" * 10**6, value=b"")).message) < 200
     twice = Transact(when=(), then=(Delete("k" * 10**6), Delete("k" * 10**6)))
     assert len(desk.fails(twice).message) < 200
-
-
-# --------------------------------------------------------------------------------------------------------- sessions
 
 
 def test_a_refusal_is_answered_again_too_even_if_it_would_now_succeed() -> None:
@@ -178,9 +169,6 @@ def test_kept_replies_count_the_values_that_they_hold() -> None:
     read = Transact(when=(), then=(Get("a"), Get("b"), Delete("c")))
     assert desk.ask(read, request_id=4, acknowledged=3).succeeded
     assert desk.ask(read, request_id=5, acknowledged=3).kind is LIMIT
-
-
-# ----------------------------------------------------------------------------------------------------------- limits
 
 
 def test_existing_keys_may_be_rewritten_in_a_full_store() -> None:

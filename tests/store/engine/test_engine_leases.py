@@ -38,9 +38,6 @@ from tests.support.stores import process_id_of
 USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 
 
-# ----------------------------------------------------------------------------------------------------------- leases
-
-
 @pytest.mark.parametrize("request_", [Delete("a"), Put("a", b""), Put("a", b"", ttl=50.0), DeletePrefix(prefix="")])
 def test_the_lease_of_a_put_with_ttl_ends_with_its_key(request_: Request[Any]) -> None:
     desk = Desk()
@@ -73,8 +70,6 @@ def test_a_key_put_with_ttl_may_keep_its_own_lease_but_lends_it_to_no_other() ->
     desk.pass_time(2.0)
     assert desk.keys() == []
 
-
-# ------------------------------------------------------------------------------------- leases made by a transaction
 
 CHOSEN = CHOSEN_LEASE_LEAST + 7
 

@@ -71,9 +71,6 @@ from tests.support.limits import limits_with
 USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 
 
-# ---------------------------------------------------------------------------------------- against a plain dictionary
-
-
 @dataclass
 class Model:
     """A dictionary, its revision, and the changes of each revision: the whole store except leases."""
@@ -444,9 +441,6 @@ def test_the_contents_of_the_store_are_counted_exactly(steps: list[Request[Any] 
     desk.ask(DeletePrefix(prefix=""))
     figures = desk.engine.figures()
     assert (figures["keys"], figures["stored_bytes"], figures["leases"]) == (0, 0, 0)
-
-
-# ------------------------------------------------------------------------------------------------- restored state
 
 
 class Disk:

@@ -24,9 +24,6 @@ from tests.support.by_hand import Desk
 USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 
 
-# ---------------------------------------------------------------------------------------------------------- watches
-
-
 def test_a_watch_that_was_cancelled_or_dropped_hears_no_more() -> None:
     desk = Desk()
     desk.ask(Watch(prefix=""), request_id=5)
@@ -43,9 +40,6 @@ def test_closing_a_connection_that_never_said_hello_is_no_matter() -> None:
     desk = Desk()
     desk.disconnect(77)
     assert desk.ask(Stats()).figures["sessions"] == 1
-
-
-# ------------------------------------------------------------------------------------------------------------ waits
 
 
 @pytest.mark.parametrize("there_first", [False, True])

@@ -32,15 +32,9 @@ def opened(sessions: Sessions, id: bytes, *, peer: int, now: float = 0.0) -> Ses
     return found[0]
 
 
-# ---------------------------------------------------------------------------------------------------- one session
-
-
 def keep(session: Session, *request_ids: int) -> None:
     for request_id in request_ids:
         session.keep_reply(request_id, Written(revision=request_id))
-
-
-# ---------------------------------------------------------------------------------------------------- all of them
 
 
 def test_sessions_expire_in_the_order_in_which_they_were_left() -> None:
@@ -111,9 +105,6 @@ def test_of_restored_sessions_those_that_wrote_last_make_way_last(seed: int) -> 
         went.append(sessions.evict_for(id, 10.0))
         sessions.open_session(id, peer=newcomer)
     assert went == [[], *([bytes([9 - number]) * 16] for number in order)]
-
-
-# ------------------------------------------------------------------------------------------- memory of all sessions
 
 
 def test_the_memory_of_all_sessions_is_counted_through_every_change() -> None:

@@ -29,9 +29,6 @@ def hearers(watches: Watches, *events: Event) -> dict[tuple[int, int], list[str]
     return heard
 
 
-# ---------------------------------------------------------------------------------------------------- watches
-
-
 def since(history: History, revision: int, prefix: str) -> list[tuple[Event, ...]] | None:
     page = history.page(revision, prefix, most=10**6, bytes_max=10**9)
     return None if page is None else page[0]
@@ -72,9 +69,6 @@ def test_a_watch_gets_exactly_the_keys_with_its_prefix_until_it_is_closed(
     for peer in range(4):
         list(watches.peer_closed(peer))
     assert (watches.bytes, watches.by_prefix, watches._prefixes, watches._lengths) == (0, {}, {}, {})
-
-
-# ---------------------------------------------------------------------------------------------------- history
 
 
 @given(st.lists(st.lists(KEYS, min_size=1, max_size=3), max_size=12), st.integers(0, 13), KEYS, st.integers(0, 3000))

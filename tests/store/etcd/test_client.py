@@ -372,9 +372,6 @@ async def test_s2_a_write_that_was_under_way_when_its_client_was_closed_may_have
     assert caught.value.maybe_applied
 
 
-# ------------------------------------------------------------------------------------------ watches
-
-
 async def test_s4_a_watch_that_has_been_overtaken_by_compaction_begins_anew_or_says_so(
     client: Client, etcd: Etcd, at: str
 ) -> None:
@@ -487,9 +484,6 @@ async def test_a_snapshot_of_more_keys_than_one_page_holds_is_whole(client: Clie
         await client.transact(then=[store.Put(name, b"") for name in names[first : first + 125]])
     assert [entry.key for entry in await client.list(at)] == names
     assert [event.key for event in await until(client.watch(at, snapshot=True), kind="synced")] == [*names, ""]
-
-
-# ------------------------------------------------------------------------------------------ authentication
 
 
 async def test_credentials_of_the_other_kind_of_store_are_refused(etcd: Etcd) -> None:

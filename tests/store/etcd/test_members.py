@@ -317,9 +317,6 @@ async def test_a_revision_that_went_back_is_another_store_and_one_of_a_member_th
         assert len(failed) == 1
 
 
-# ------------------------------------------------------------------------------------------ streams
-
-
 async def test_a_stream_that_ends_is_over_for_all_its_readers_and_reopened_elsewhere() -> None:
     member, other = Member(says()), Member(says())
     async with members_of(member, other) as members, asyncio.timeout(30):

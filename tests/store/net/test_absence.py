@@ -96,7 +96,6 @@ def test_durations_are_said_in_hours_minutes_and_seconds() -> None:
     ]
 
 
-# ------------------------------------------------------------------------------------------ a store that was reached
 # before
 
 

@@ -114,9 +114,6 @@ def order(addresses: Addresses) -> list[Any]:
     return [one[4] for one in addresses.resolve() or ()]
 
 
-# ------------------------------------------------------------------------------------------------ the order
-
-
 def test_the_families_take_turns(names: Callable[..., Addresses]) -> None:
     addresses = names(("::1", 1), ("::2", 1), ("::3", 1), ("10.0.0.1", 1))
     assert order(addresses) == [("::1", 1), ("10.0.0.1", 1), ("::2", 1), ("::3", 1)]
@@ -174,9 +171,6 @@ def test_the_addresses_of_a_name_are_shown_once_it_was_looked_up(names: Callable
     literal = Addresses("127.0.0.1", 1)
     literal.resolve()
     assert literal.in_brackets() == ""
-
-
-# ------------------------------------------------------------------------------------------------ the race
 
 
 def test_a_race_without_a_winner_raises_the_most_informative_error(refusing: tuple[str, int]) -> None:

@@ -200,8 +200,6 @@ def test_an_address_of_another_machine_is_no_place_to_listen() -> None:
         sockets.bound_sockets("192.0.2.1", 0)
 
 
-# ------------------------------------------------------------------------------------------------ real forks
-
 FORKING_ASYNC = """
 import asyncio, os, signal, sys, store
 

@@ -78,9 +78,6 @@ def received(connection: ServerConnection, data: bytes) -> list[Any]:
     return [item for item in connection.receive(data) if item is not None]
 
 
-# -------------------------------------------------------------------------------------------------------- handshake
-
-
 @pytest.mark.parametrize("pieces", [1, 2, 3])
 def test_a_large_answer_may_come_together_with_the_welcome(pieces: int) -> None:
     """For example the answer to a watch that was requested with the hello. The client hung up: before the welcome it
@@ -138,9 +135,6 @@ def test_a_refusal_says_why_at_any_time(kind: str, error: type[StoreError]) -> N
             list(connection.receive(sorry))
 
 
-# --------------------------------------------------------------------------------------------- the server's side, alone
-
-
 def test_a_single_request_is_returned_at_once() -> None:
     conversation = greeted()
     first, second, third = (wire.encode_request(id, 0, Ping()) for id in (1, 2, 3))
@@ -158,9 +152,6 @@ def test_a_request_that_comes_alone_may_be_as_long_as_the_limits_say() -> None:
     limited = greeted(frame_bytes_max=5000, value_bytes_max=900)
     assert limited.only_request(wire.encode_request(1, 0, Put("k", bytes(6000)))) is None  # `receive` says why
     assert limited.only_request(wire.encode_request(2, 0, Put("k", b"v"))) == (2, 0, Put("k", b"v"))
-
-
-# --------------------------------------------------------------------------------------------- the client's side, alone
 
 
 def acknowledged(frame: bytes) -> int:
@@ -271,9 +262,6 @@ def test_every_kind_of_failure_is_an_error_with_its_message(kind: FailureKind, e
     assert str(made) == "so it is"
     if isinstance(made, ConnectionLost):
         assert made.maybe_applied
-
-
-# ------------------------------------------------------------------------------------------------------- both sides
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=6))

@@ -45,8 +45,6 @@ from store.protocol.wire import Bye, Events, Greeting, Hello, Lagged, Rejection,
 from store.records import Record
 from tests.support.by_hand import entry
 
-# ------------------------------------------------------------------------------------------ strategies for messages
-
 REVISIONS = st.integers(0, 2**63 - 1)
 OF_TYPES: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=8),
@@ -103,9 +101,6 @@ decode_greeting, decode_hello, decode_welcome = (
 def body_of(frame: bytes) -> bytes:
     (body,) = FrameReader(10**7).feed(frame)
     return bytes(body)
-
-
-# ------------------------------------------------------------------------------------------------------- round trips
 
 
 @given(st.integers(1, wire.NUMBER_MAX), st.integers(0, wire.NUMBER_MAX), REQUESTS)
@@ -172,9 +167,6 @@ def test_farewells_and_lagging_watches_come_out_as_they_went_in() -> None:
     assert wire.decode_server_frame(body_of(wire.encode_lagged(5, 7))) == Lagged(5, 7)
 
 
-# ------------------------------------------------------------------------------------------------------------ frames
-
-
 @given(st.lists(st.binary(max_size=30), max_size=8), st.data())
 def test_frames_come_out_whole_however_the_bytes_are_cut(bodies: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(frame(body) for body in bodies)
@@ -229,9 +221,6 @@ def test_a_message_that_the_peer_would_not_take_is_not_sent() -> None:
     assert wire.encode_request(1, 0, put, bytes_max=size)
     with pytest.raises(LimitExceeded, match=rf"has {size} bytes; the server takes frames of {size - 1} "):
         wire.encode_request(1, 0, put, bytes_max=size - 1)
-
-
-# ------------------------------------------------------------------------------------------------- invalid messages
 
 
 def packed(*fields: object) -> bytes:
@@ -404,9 +393,6 @@ def test_deep_nesting_is_no_more_than_a_protocol_error(depth: int) -> None:
     deep = b"\x91" * depth + b"\xc0"
     with pytest.raises(ProtocolError, match="cannot have amount="):
         wire.decode_request(b"\x93\x01\x00\x94\x04\xa1k" + deep + b"\xc0")
-
-
-# --------------------------------------------------------------------------------------------- arguments of callers
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,6 @@ async def until_in_line(client: store.Client, name: str, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-# --------------------------------------------------------------------------------------------------- locks
-
-
 async def test_a_lock_has_one_holder_at_a_time_in_the_order_of_arrival(client: store.Client, name: str) -> None:
     holders: list[tuple[int, int]] = []
     inside = 0
@@ -210,9 +207,6 @@ async def test_a_lock_outlives_a_cut_that_is_shorter_than_its_ttl(name: str) -> 
         await client.put("result", b"", when=[held.fence])
 
 
-# ------------------------------------------------------------------------------------------------ elections
-
-
 async def test_an_election_has_one_leader_and_the_next_when_it_resigns(client: store.Client, name: str) -> None:
     assert await store.recipes.leader(client, name) is None
     second_leads, resign = asyncio.Event(), asyncio.Event()
@@ -245,9 +239,6 @@ async def test_an_observer_of_an_election_sees_each_change(client: store.Client,
                 assert await following == candidate
                 following = asyncio.ensure_future(anext(seen))
             assert await following is None
-
-
-# -------------------------------------------------------------------------------- blocking twins
 
 
 HOLDER = """import asyncio, sys, store

@@ -35,8 +35,6 @@ from tests.support.facts import (
 )
 from tests.support.journals import HeldBack
 
-# ---------------------------------------------------------------------------------------------------- reading back
-
 
 def test_a_new_directory_is_made_and_holds_an_empty_store_of_the_given_identity(tmp_path: Path) -> None:
     directory = tmp_path / "not" / "there" / "yet"
@@ -127,9 +125,6 @@ def test_several_groups_are_read_back(tmp_path: Path, what: str) -> None:
     assert {name: getattr(saved, name) for name in expected} == expected
 
 
-# ------------------------------------------------------------------------------------------------------ the writer
-
-
 def test_a_disk_that_hangs_does_not_keep_a_server_from_leaving(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,9 +141,6 @@ def test_a_disk_that_hangs_does_not_keep_a_server_from_leaving(
     journal.may_commit.release()
     journal.close()
     assert saved_in(tmp_path).revision == 1
-
-
-# -------------------------------------------------------------------------------------------------------- failures
 
 
 def fill(journal: Journal, pages: int = 0) -> None:

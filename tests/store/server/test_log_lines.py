@@ -55,9 +55,6 @@ async def test_a_server_writes_it_to_the_log(caplog: pytest.LogCaptureFixture, m
         assert (stats["keys"], stats["keys_max"], stats["groups"]) == (9, 10, 1)
 
 
-# ------------------------------------------------------------------------------------------------ rate limits
-
-
 def said_of(caplog: pytest.LogCaptureFixture, times: list[float]) -> int:
     clock = iter([0.0, *times])
     lines = RationedLog(lambda: next(clock))

@@ -168,9 +168,6 @@ async def test_work_for_which_every_pass_of_the_loop_is_too_short_is_all_done(mo
         await server.leave()
 
 
-# ------------------------------------------------------------------------------------------------ answers
-
-
 @pytest.mark.virtual_time
 async def test_one_change_answers_only_as_many_parked_waits_of_a_peer_as_its_outbox_takes() -> None:
     network = MemoryNetwork()

@@ -120,9 +120,6 @@ def test_one_address_has_so_many_connections_and_loopback_any() -> None:
     assert scene.table.refusal("10.0.0.1") is None
 
 
-# ------------------------------------------------------------------------------------------------ timeouts
-
-
 class Timed:
     """The connections that timed out, with the time, on the loop's own clock."""
 
