@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import socket
 import ssl
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
@@ -26,7 +28,7 @@ from store.protocol.frames import frame
 from store.protocol.wire import CANDIDATE, ENDED, HANDSHAKE_BYTES_MAX, Greeting, Rejection, decode_opening
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from rdzv.backends.credentials import Credentials
     from rdzv.config.settings import Settings
@@ -58,8 +60,15 @@ class Host:
     def __str__(self) -> str:
         return host_and_port(self.address.host, self.address.port)
 
-    async def ask(self, tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> Reply:
-        """Ask each address of the host's name; the host refuses only if all addresses refuse."""
+    async def ask(
+        self, tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN, own: str = "", word: HostLost | None = None
+    ) -> Reply:
+        """Ask each address of the host's name, until one serves; the host refuses only if all addresses refuse.
+
+        An address that leads to this process's own candidate, of the name `own`, counts as refusing. If a candidate
+        answers, send `word` to it.
+        """
+        replies: list[Reply] = []
         with anyio.move_on_after(within):
             try:
                 found = None
@@ -67,25 +76,30 @@ class Host:
                     found = await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True)
             except (OSError, UnicodeError) as error:
                 return Reply(Answer.SILENT, error=error)
-            answers = await run_together(*(self._ask_at(one, tls) for one in found))
-            return min(answers, key=lambda asked: PRECEDENCE.get(asked.answer, len(PRECEDENCE)))
-        return Reply(Answer.SILENT)
+            for *_, address in found:
+                no_answer = OSError(f"{address[0]}: no answer") if len(found) > 1 else None
+                replies.append(Reply(Answer.SILENT, error=no_answer))
+            await _until_one_serves(replies, [partial(self._ask_at, one, tls, own, word) for one in found])
+        return min(replies, default=Reply(Answer.SILENT), key=lambda it: PRECEDENCE.get(it.answer, len(PRECEDENCE)))
 
-    async def _ask_at(self, resolved: Resolved, tls: ssl.SSLContext | None, word: HostLost | None = None) -> Reply:
-        """Connect to one address, and read the first message; if a candidate sent it, send `word` back."""
+    async def _ask_at(self, resolved: Resolved, tls: ssl.SSLContext | None, own: str, word: HostLost | None) -> Reply:
+        """Connect to one address, and read the first message."""
         family, kind, protocol, _, address = resolved
         sock, writer = None, None
         try:
             sock = socket.socket(family, kind, protocol)
             sock.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(sock, address)
+            try:
+                await asyncio.get_running_loop().sock_connect(sock, address)
+            except OSError as error:
+                raise OSError(error.errno, f"{address[0]}: {os.strerror(error.errno or 0)}") from None
             name = self.address.host if tls is not None else None
             reader, writer = await asyncio.open_connection(sock=sock, ssl=tls, server_hostname=name)
             asked = _parse_reply(decode_opening(await read_frame(reader), Greeting))
             if word is not None and asked.answer is Answer.CANDIDATE:
                 writer.write(frame(word.message_for(asked.candidate)))
                 await read_frame(reader)
-            return asked
+            return Reply(Answer.REFUSED) if own and asked.candidate == own else asked
         except ConnectionRefusedError:
             return Reply(Answer.REFUSED)
         except (OSError, EOFError, ProtocolError) as error:
@@ -100,11 +114,7 @@ class Host:
 
     async def send_word(self, word: HostLost, tls: ssl.SSLContext | None) -> bool:
         """Send an operator's word to the candidate at this host; return True if it was accepted."""
-        with anyio.move_on_after(ANSWERS_WITHIN):
-            for one in await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True) or ():
-                if (await self._ask_at(one, tls, word)).answer is Answer.CANDIDATE:
-                    return True
-        return False
+        return (await self.ask(tls, word=word)).answer is Answer.CANDIDATE
 
 
 class HostLost(NamedTuple):
@@ -135,19 +145,26 @@ def _parse_reply(said: Greeting | Rejection) -> Reply:
     return Reply(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a rejection by a full server means: it serves
 
 
-async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> list[Reply]:
+async def ask_all(
+    hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN, own: str = ""
+) -> list[Reply]:
     """Ask all hosts concurrently, until one serves; hosts without an answer by then count as silent."""
     found = [Reply(Answer.SILENT)] * len(hosts)
+    await _until_one_serves(found, [partial(host.ask, tls, within=within, own=own) for host in hosts])
+    return found
+
+
+async def _until_one_serves(replies: list[Reply], questions: Sequence[Callable[[], Awaitable[Reply]]]) -> None:
+    """Ask concurrently, until a reply is that a store serves; set each reply in the list when it comes."""
 
     async def ask(place: int) -> None:
-        found[place] = await hosts[place].ask(tls, within=within)
-        if found[place].answer is Answer.SERVES:
+        replies[place] = await questions[place]()
+        if replies[place].answer is Answer.SERVES:
             asking.cancel_scope.cancel()
 
     async with anyio.create_task_group() as asking:
-        for place in range(len(hosts)):
+        for place in range(len(questions)):
             asking.start_soon(ask, place)
-    return found
 
 
 def explain_answers(hosts: Sequence[Host], found: Sequence[Reply]) -> str:

@@ -67,6 +67,7 @@ class HostSuccession(StoreStarter):
         self._until_word = anyio.CancelScope()  # a candidate's questions and pause; an operator's word ends them
         self.may_host: Callable[[float], bool] = lambda _: True  # see `Node.may_host`
         self._since = -math.inf  # when this process began to look for a store
+        self._said = (-math.inf, "")  # when the last warning was logged, and why no host served
 
     async def _run(self) -> HostedStore | None:
         self._since = anyio.current_time()
@@ -94,11 +95,15 @@ class HostSuccession(StoreStarter):
             raise RendezvousConnectionError(self.problem) from error
 
     async def _pause(self, hosts: Sequence[Host], found: Sequence[Reply], since: float) -> None:
-        """Pause before the next questions; after `SAY_AFTER` without a store, log why no host serves."""
-        away = anyio.current_time() - since
-        if away >= SAY_AFTER and (problem := explain_answers(hosts, found)) != self.problem:
-            self.problem: str = problem
-            log.warning("run %s: no host serves the store: %s", self._settings.run_id, problem)
+        """Pause before the next questions; after `SAY_AFTER` without a store, warn ever more rarely why none serves."""
+        now, (said_at, said) = anyio.current_time(), self._said
+        away = now - since
+        if away >= SAY_AFTER:
+            self.problem: str = explain_answers(hosts, found)
+            is_due = self.problem != said and now - said_at >= said_at - self._since
+            if is_due or said_at < self._since:
+                self._said = now, self.problem
+                log.warning("run %s: no host serves the store: %s", self._settings.run_id, self.problem)
         self._asked.set()
         longer = max(1.0, min(away, PAUSE_MOST / PAUSE_SHARE) * PAUSE_SHARE / ASK_EVERY[1])
         with anyio.move_on_after(self._rng.uniform(*ASK_EVERY) * longer):
@@ -165,12 +170,10 @@ class HostSuccession(StoreStarter):
             within = LOST_ANSWERS_WITHIN if self._until_word.cancel_called else ANSWERS_WITHIN
             with anyio.CancelScope() as self._until_word:
                 asked = [self._hosts[host] for host in missing]
-                found = await ask_all(asked, self._tls(), within=within)
+                found = await ask_all(asked, self._tls(), within=within, own=name)
                 for host, one in zip(missing, found, strict=True):
                     is_lost = one.answer is Answer.SILENT and str(self._hosts[host]) in self._lost
-                    is_this = one.candidate == name  # the host's name leads to this process itself
-                    answer = Answer.LOST if is_lost else Answer.REFUSED if is_this else one.answer
-                    heard = candidacy.after_answer(host, answer)
+                    heard = candidacy.after_answer(host, Answer.LOST if is_lost else one.answer)
                     if heard is None or self._settled.is_set() or not self._may_host_now():
                         return False
                     candidacy = heard

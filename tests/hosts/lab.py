@@ -189,6 +189,10 @@ class Lab:
         """Drop the packets that a host sends. Packets to it arrive."""
         await self._nft(f"add rule bridge lab forward iifname {host.port} drop")
 
+    async def lose_ipv6_from(self, host: Host) -> None:
+        """Drop the TCP packets that a host sends over IPv6, as where only IPv4 is routed."""
+        await self._nft(f"add rule bridge lab forward iifname {host.port} ip6 nexthdr tcp drop")
+
     async def cut_between(self, one: Host, other: Host) -> None:
         """Drop the packets between two hosts. All other hosts still reach both."""
         await self._nft(f"add rule bridge lab forward iifname {one.port} oifname {other.port} drop")

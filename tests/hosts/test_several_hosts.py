@@ -50,6 +50,20 @@ async def test_s13_the_death_of_the_host_is_survived_whatever_the_names(style: S
                 await of_size(member, 3, above=number + 1)
 
 
+async def test_s13_a_node_that_does_not_reach_all_addresses_of_a_host_finds_the_one_that_serves() -> None:
+    async with Lab(3, style="dual") as lab:
+        *listed, other = lab.hosts
+        await lab.lose_ipv6_from(other)
+        url = url_of(listed, "dual").replace("max_nodes=2", "max_nodes=3")
+        async with members(url, *lab.hosts) as everyone:
+            number = max([await of_size(member, 3) for member in everyone])
+            (host,) = serving(everyone)
+            host.child.kill()
+            for member in everyone:
+                if member is not host:
+                    assert await of_size(member, 2, above=number) == number + 1
+
+
 async def test_s13_a_vanished_host_is_waited_for_and_given_up_by_an_operators_word() -> None:
     async with Lab(3) as lab:
         url = url_of(lab.hosts, "named")

@@ -194,7 +194,7 @@ class StoreSession:
                 why = f"was in memory only, and its process is gone: nobody listens there for {within:g} s"
                 self.gone = ConnectionLost(f"the store at {self.host} {why}", maybe_applied=True)
                 self.store.fail(self.gone)
-        if said and self.store.failure is None:
+        if said and self.store.failure is None and (self.keeping.kept or (self.back_at or 0.0) >= since):
             log.warning("run %s: the store is back after %.0f s", run_id, self.store.time() - since)
 
     def note_answer_time(self, seconds: float) -> None:

@@ -15,7 +15,16 @@ import pytest
 import rdzv
 import store
 from rdzv.backends.credentials import Credentials
-from rdzv.backends.host_queries import Host, HostLost, MultiHostDial, Reply, ask_all, find_serving_host, tell_lost
+from rdzv.backends.host_queries import (
+    Host,
+    HostLost,
+    MultiHostDial,
+    Reply,
+    ask_all,
+    explain_answers,
+    find_serving_host,
+    tell_lost,
+)
 from rdzv.backends.hosting import HostedStore, serve_on
 from rdzv.backends.succession import HostSuccession
 from rdzv.config.settings import parse
@@ -70,18 +79,39 @@ async def test_a_free_port_refuses_a_store_serves_and_anything_else_is_silent() 
 
 
 async def test_a_host_refuses_only_if_each_address_of_its_name_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a silent address hid the store, or the candidate, that answered at another one; and an address that
+    led back to the candidate itself hid the silent one.
+    """
     async with silent() as mute, store.serve() as server:
-        closed = free_port()
-        host = host_at(closed, "a.name.of.two.addresses")
+        closed, own = free_port(), free_port()
+        candidate = succession([mute, own])
+        await candidate.begin()
+        host, word = host_at(closed, "a.name.of.two.addresses"), HostLost(f"127.0.0.1:{mute}", TOKEN.encode())
 
-        async def answer(*ports: int) -> Answer:
+        async def ask(*ports: int, name: str = "") -> Reply:
             resolved = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in ports]
             monkeypatch.setattr(host.addresses, "resolve", lambda: resolved)
-            return (await host.ask(None, within=0.3)).answer
+            return await host.ask(None, within=0.3, own=name)
 
-        assert await answer(closed, mute) is Answer.SILENT
-        assert await answer(closed, server.port) is Answer.SERVES
-        assert await answer(closed, closed) is Answer.REFUSED
+        try:
+            name = (await ask(own)).candidate
+            for ports, answer in (
+                ((closed, mute), Answer.SILENT),
+                ((closed, server.port), Answer.SERVES),
+                ((mute, server.port), Answer.SERVES),
+                ((mute, own), Answer.CANDIDATE),
+                ((closed, closed), Answer.REFUSED),
+            ):
+                for order in (ports, ports[::-1]):
+                    assert (await ask(*order)).answer is answer, ports
+            assert (await ask(closed, own, name=name)).answer is Answer.REFUSED
+            assert (await ask(mute, own, name=name)).answer is Answer.SILENT
+            assert "127.0.0.1: no answer" in explain_answers([host], [await ask(closed, mute)])
+            await ask(mute, own)
+            assert await host.send_word(word, None)
+        finally:
+            candidate.note_store_found()
+            await candidate.aclose()
 
 
 async def test_a_failed_tls_handshake_is_silence_and_no_refusal() -> None:
@@ -248,19 +278,28 @@ async def test_a_store_that_cannot_be_started_is_an_error_before_the_node_joins(
 
 
 @pytest.mark.virtual_time
-async def test_hosts_of_which_none_serves_are_asked_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: each node of a job whose hosts are not up yet made some sixty connections a second."""
+async def test_hosts_of_which_none_serves_are_asked_and_named_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression: each node of a job whose hosts are not up yet made some sixty connections a second. On the network of
+    a host that is off, whose silence alternates with "no route", each change was a warning.
+    """
     asked: list[float] = []
 
     async def none_serves(hosts: list[Host], *_: object, **__: object) -> list[Reply]:
         asked.append(asyncio.get_running_loop().time())
-        return [Reply(Answer.SILENT)] * len(hosts)
+        error = OSError("No route to host") if len(asked) % 2 else None
+        return [Reply(Answer.SILENT, error=error)] * len(hosts)
 
     monkeypatch.setattr("rdzv.backends.succession.ask_all", none_serves)
     waiting = succession([free_port(), free_port()])
-    await waiting.begin()
-    await asyncio.sleep(60)
-    waiting.note_store_found()
-    await waiting.aclose()
-    assert sum(at - asked[0] < 1.0 for at in asked) >= 15, "at first the others wait for the host"
-    assert sum(at - asked[0] > 30.0 for at in asked) <= 62
+    for outage in range(2):
+        asked.clear()
+        caplog.clear()
+        await waiting.begin()
+        await asyncio.sleep(60)
+        assert sum(at - asked[0] < 1.0 for at in asked) >= 15, "at first the others wait for the host"
+        assert sum(at - asked[0] > 30.0 for at in asked) <= 62
+        assert 3 <= len(caplog.records) <= 6, outage
+        waiting.note_store_found()
+        await waiting.aclose()

@@ -91,6 +91,20 @@ async def test_the_return_of_a_store_is_logged_if_its_absence_was(caplog: pytest
 
 
 @pytest.mark.virtual_time
+async def test_a_store_is_not_said_to_be_back_when_the_lease_ends_unanswered(caplog: pytest.LogCaptureFixture) -> None:
+    async with VirtualRun(min_nodes=1, ttl=3) as run:
+        (a,) = await run.met("a")
+        heard = await listen(run, a)
+        run.network.partition("a")
+        await heard.until(Dropped)
+        await asyncio.sleep(1)
+        assert "has not answered" in caplog.text
+        assert told_back(caplog) == []
+        run.network.heal()
+        await a.next_rendezvous()
+
+
+@pytest.mark.virtual_time
 async def test_a_lost_store_in_memory_is_given_up_and_another_one_is_found_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
