@@ -223,7 +223,7 @@ class Calls(ABC):
         If the key is not as expected, no error is raised, and the result has its present entry.
 
         Raises:
-            StoreUsageError: None or both of the expectations were given; the error is a `ValueError`.
+            StoreUsageError: Neither or both expectations were given; the error is a `ValueError`.
         """
         request = messages.CompareAndSet(
             key=key,

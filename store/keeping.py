@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-SUSPENDED_LEAST = 1.0  # seconds; a shorter suspension is not told from a pause between the readings of two clocks
+SUSPENDED_LEAST = 1.0  # seconds; a shorter one may be only a pause between the readings of two clocks
 RENEWALS_PER_TTL = 3  # a lease survives two lost keep-alives
 LATE = 1.0  # seconds; if a keep-alive is later than this, its note says so
 UNANSWERED = 1.7  # seconds without an answer to keep-alives before `on_silence` is called
@@ -65,7 +65,7 @@ class LeaseValidity:
         self.renewed_at: float = sent_at  # when the last acknowledged renewal was sent
         self._slept = suspended_for()
         self.ttl: float = ttl
-        self.cut_at: float = math.inf  # when a connection ended first since the last renewal; else infinity
+        self.cut_at: float = math.inf  # when a connection first ended after the last renewal; infinity if none did
         # A store without `cuts` ends no lease early when a connection ends.
         away_ttls = (terms.get("disconnect_ttl"), terms.get("gone_ttl")) if cuts is not None else ()
         # Ignore values that are no numbers: the grant rejects them.
@@ -78,11 +78,11 @@ class LeaseValidity:
         return until - slept if slept > SUSPENDED_LEAST else until
 
     def note_cut(self, cut_at: float) -> None:
-        """Note that a connection ended at `cut_at`; if it is infinite, no server runs, and no lease ends early."""
+        """Note that a connection ended at `cut_at`; infinity means that no server runs, so no lease ends early."""
         self.cut_at = cut_at if cut_at == math.inf else min(self.cut_at, cut_at)
 
     def note_renewal(self, sent_at: float, slept: float, *, cut_before: float) -> None:
-        """Note an answered renewal; forget a connection's end before `cut_before`. `slept`: `suspended_for` then."""
+        """Note an answered renewal; forget a connection's end before `cut_before`. `slept`: its `suspended_for()`."""
         self.renewed_at, self._slept = sent_at, slept
         if self.cut_at <= cut_before:
             self.cut_at = math.inf
@@ -268,7 +268,7 @@ class HeldLease:
                     keeping.note_answer()
                     self._report_loss(LAPSED)
                 except Exception as error:  # noqa: BLE001 - the holder must learn of defects, too, in time
-                    pause = _pause_after(error, self._lease)  # a new connection retries at once
+                    pause = _pause_after(error, self._lease)  # a new connection ends the pause
                     if keeping.store.failure is not None:
                         self._report_loss(str(keeping.store.failure))
             self._check_expiry()
@@ -451,8 +451,8 @@ class _Keeper:
 class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
     """The blocking twin of `kept_lease`: a thread renews the lease, and the block is not cancelled.
 
-    Call `check` before critical steps, or make writes conditional on the lease's key. The block of a lost lease ends
-    with `LeaseNotFound`.
+    Call `check` before critical steps, or make writes conditional on the lease's key. If the lease is lost, the block
+    ends with `LeaseNotFound`.
     """
 
     id: int

@@ -332,7 +332,7 @@ class Delete(Request[Counted], code=3):
 
 
 class Add(Request[Added], code=4):
-    """Add to a key's decimal number. A missing key counts from 0 and is put on `lease`; others keep their lease."""
+    """Add to a key's decimal number. A missing key counts from 0 and is put on `lease`; existing keys keep theirs."""
 
     key: str
     amount: int
@@ -353,7 +353,7 @@ class Add(Request[Added], code=4):
 
 
 class Append(Request[Added], code=5):
-    """Append bytes to a key. A missing key counts as empty and is put on `lease`; others keep their lease."""
+    """Append bytes to a key. A missing key counts as empty and is put on `lease`; existing keys keep theirs."""
 
     key: str
     value: bytes

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 IDLE_MOST = 60.0  # seconds; a channel idle for longer is closed, unless it is the only free one
 GIVEN_BACK_AT_ONCE = 8  # the most idle channels that one `Client.call` closes
-PASSED_ON_WITHIN = 1.0  # seconds to move an idle channel's leases to another one; if that fails, it stays open
+PASSED_ON_WITHIN = 1.0  # seconds to move an idle channel's leases to another channel, before it is closed
 LEASED = frozenset({Grant, KeepAlive, Revoke, Transact})  # requests that may change which connection keeps a lease
 
 R = TypeVar("R", bound=Response)

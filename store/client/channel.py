@@ -74,7 +74,7 @@ class ClientState:
     problem: str = dialing.NEVER_ANSWERED  # the last problem of any channel's connection
     outages: Outages = field(init=False)
     cuts: DisconnectReports = field(init=False)
-    _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # closed by the peer
+    _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # sockets whose end was reported
     _seen_revision: int = 0  # the latest revision that a closed channel has seen
     _dropping: threading.Lock = field(default_factory=threading.Lock)
     _made_in: bytes = field(default_factory=process_identity)
@@ -378,7 +378,7 @@ class Channel:
         """Send a frame; `TimeoutError` if the server stops reading. Disconnect and raise `_Expired` at the deadline."""
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
-        # Without TLS the first try does not wait, since `socket.send` would poll before it sends.
+        # Without TLS, use `os.write`, which does not wait: `socket.send` would poll first.
         send = self.sock.send if self._shared.tls is not None else partial(os.write, self.sock.fileno())
         while True:  # not `sendall`, whose timeout would cover the whole frame
             within = self._set_timeout(self.sock, deadline - time.monotonic())
@@ -463,7 +463,7 @@ class Channel:
         """Close the socket; the next call opens another one."""
         if farewell and self.sock is not None and self.connection.abandoned_grants:
             with contextlib.suppress(StoreError):
-                self.call(Ping(), FAREWELL_WITHIN)  # late grants are answered before it, and their leases revoked
+                self.call(Ping(), FAREWELL_WITHIN)  # late answers to grants arrive first; their leases are revoked
         self._drop(farewell=farewell)
         self._close_previous()
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from store.protocol.connection import Secret
 
 IN_FLIGHT_MAX = 2048  # the most requests without an answer; half of the replies that a server keeps for one client
-WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # of unread events
+WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # the most bytes of unread events
 LARGE = 1024 * 1024  # bytes; if a cancelled request has more unsent bytes, the client reconnects
 EVENT_BYTES = 200  # memory per event, besides key and value
 
@@ -54,7 +54,7 @@ class Watch(interface.Watch):
         self._opening: asyncio.Task[None] | None = None
         self._batches: deque[tuple[list[Event], int]] = deque()  # unread events, with their bytes
         self._held_bytes = 0
-        self._overrun = False  # True if closed at the server until the reader has emptied the buffer
+        self._overrun = False  # True if the watch is closed at the server until the reader has emptied the buffer
         self._news = asyncio.Event()
         self._ended: StoreError | None = None
 
@@ -229,7 +229,7 @@ class Client(Reconnecting):
             return  # a forked child must not touch the parent's socket and task
         if self.connected and self._connection.abandoned_grants:
             with anyio.move_on_after(FAREWELL_WITHIN, shield=True), contextlib.suppress(StoreError):
-                await self.call(Ping())  # late grants are answered before it, and their leases revoked
+                await self.call(Ping())  # late answers to grants arrive first; their leases are revoked
         if self.connected and self._link is not None:
             self._flush()
             self._link.write(wire.encode_bye("done"))

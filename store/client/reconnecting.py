@@ -220,7 +220,7 @@ class Reconnecting(interface.Store):
             session_id=secrets.token_bytes(16), process=process or self._made_in, token=token, name=name
         )
         self._link: Connection | None = None
-        self._previous: Connection | None = None  # the replaced one; open until the new one's welcome (R20)
+        self._previous: Connection | None = None  # the replaced connection; open until the new one's welcome (R20)
         self._trying: Connection | None = None  # a new connection on which the server has not sent bytes yet
         self._parked: set[int] = set()  # ids of the waits in flight, which `IN_FLIGHT_MAX` does not count
         self._writable = True

@@ -66,7 +66,7 @@ def reason(error: Exception, path: Path) -> str:
 
 @contextlib.contextmanager
 def explaining_errors(path: Path, *, written: Path | None = None) -> Iterator[None]:
-    """Replace an error of a store's file, or of the copy `written`, by an error with file, reason and remedy."""
+    """Replace an error of a store's file, or of the copy `written`, by one with the file, reason and remedy."""
     try:
         yield
     except StoreUsageError:

@@ -122,7 +122,7 @@ def make_file(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable; fsync of the files does not."""
+    """Make the names in a directory durable; syncing the files does not do this."""
     number = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(number)

@@ -133,8 +133,8 @@ def write(database: sqlite3.Connection, group: Sequence[ChangeSet], *, number: i
 def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, list[Any]]]:
     """Yield the placeholders and the fields of several rows at a time; the number of rows is a power of two.
 
-    Powers of two make few different statements, which are cached. Few statements are executed: at each, Python's
-    sqlite3 releases the GIL, which a busy event loop may then hold for milliseconds.
+    Powers of two make few different statements, which are cached. A statement has many rows, since Python's sqlite3
+    releases the GIL at each statement, and a busy event loop may then hold it for milliseconds.
     """
     rows, at = list(rows), 0
     while at < len(rows):

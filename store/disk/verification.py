@@ -23,7 +23,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 def open_to_read(path: Path) -> sqlite3.Connection:
     """Return a connection that changes nothing, even when it is closed."""
-    # On a read-only mount SQLite cannot create the index of its log, unless the file is said to be immutable.
+    # On a read-only mount SQLite cannot create the index of its log; of an immutable file it needs none.
     read_only = os.statvfs(path).f_flag & os.ST_RDONLY and not path.with_name(f"{path.name}-wal").exists()
     how = "immutable=1" if read_only else "mode=ro"
     return sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True, isolation_level=None, timeout=30)

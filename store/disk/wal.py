@@ -23,7 +23,7 @@ MX_FRAME_AT = 16  # where the -shm file has the number of frames that SQLite rea
 
 
 def count_of_frames_read(index: bytes) -> int | None:
-    """Return the number of frames that SQLite reads, from the index of its log; None if the index is too short."""
+    """Return how many frames SQLite reads, according to the index of its log; None if the index is too short."""
     if len(index) < MX_FRAME_AT + 4:
         return None
     (frames,) = struct.unpack_from("=I", index, MX_FRAME_AT)
@@ -38,7 +38,7 @@ def is_damaged(file: IO[bytes], *, size: int, count_of_frames_read: int) -> bool
     magic, _, page_size, _, *salts, check1, check2 = HEADER.unpack(head)
     order = ">" if magic & 1 else "<"
     if magic & ~1 != MAGIC or _checksum(head[: HEADER.size - 8], order, (0, 0)) != (check1, check2):
-        return size > HEADER.size  # damaged after it was written: the header is synced before the first frame
+        return size > HEADER.size  # with frames, the header was damaged later: it is synced before them
     frame_bytes = FRAME.size + page_size
     for index in range(count_of_frames_read, (size - HEADER.size) // frame_bytes - 1):
         file.seek(HEADER.size + index * frame_bytes)

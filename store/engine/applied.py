@@ -32,7 +32,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchLost:
-    """The end of a watch whose next old changes, after `revision`, were freed before it read them."""
+    """The end of a watch: the old changes after `revision`, which it was to send next, were freed."""
 
     watcher: Watcher
     revision: int

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Changes:
-    """The revision in progress: the changes `made` so far, in order, and `facts` for a journal (None without)."""
+    """The revision in progress: the changes `made` so far, in order, and `facts` for the journal (None if none)."""
 
     def __init__(self, state: State, *, facts: ChangeSet | None) -> None:
         self._keys, self._leases = state.keys, state.leases
@@ -121,7 +121,7 @@ class Changes:
         return self._leases.grant(terms, peer=peer)
 
     def end_lease(self, lease: LeaseRecord, *, most: int, cause: Cause = "") -> int:
-        """End a lease and delete up to `most` of its keys; return how many. The lease stays due while it has keys."""
+        """End a lease; delete up to `most` of its keys, and return their number. It stays due while it has keys."""
         going = sorted(islice(lease.keys, most))
         for key in going:
             self.erase(key, cause=cause)

@@ -55,7 +55,7 @@ class ChangeSet:
 
     @property
     def size(self) -> int:
-        """The approximate bytes of the facts, without replies, which their sessions count."""
+        """The approximate bytes of the facts, without the kept replies: `sessions` counts those."""
         return FACTS_OVERHEAD + sum(event_bytes(event) for events in self.revisions for event in events)
 
     @property

@@ -8,7 +8,8 @@ the store is linearizable (promise S1). `Engine.apply` works in this order:
     3. The changes are made, all at the next revision.
     4. Events for watches and answers to parked waits are collected.
 
-Leases expire only in `tick`. Before it, the server reads its sockets, so that arrived keep-alives count (S5).
+Leases expire only in `tick`. Before each `tick`, the server reads its sockets: a keep-alive that has arrived counts
+(S5).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Engine:
     ) -> None:
         self.store_id = store_id
         self.limits: Limits = limits or Limits()
-        self.read_only: str | None = None  # why no write is accepted; None if writes are
+        self.read_only: str | None = None  # why no write is accepted; None if writes are accepted
         self.state: State = State(self.limits)
         state = self.state
         self._keys, self._leases, self._sessions = state.keys, state.leases, state.sessions
@@ -155,7 +156,7 @@ class Engine:
         Request ids ascend per client, and identify watches and waits. The client has replies up to `acknowledged`.
         """
         self._requests += 1
-        if now != self._now:  # once for all requests that arrived together
+        if now != self._now:  # requests that arrived together have the same `now`
             self._now = self._keys.groups.now = now
             self._leases.advance(now)
         session = self._session_of[peer]
@@ -242,8 +243,8 @@ class Engine:
     def tick(self, *, now: float, unheard: Mapping[int, float] = NOBODY) -> tuple[Delivery | Answer | WatchLost, ...]:
         """End expired leases, each at its own revision, and sessions that were abandoned for too long.
 
-        `unheard` maps each peer with waiting requests to their seconds of waiting. A lease that expired while its
-        keeper's requests waited is not ended yet: one of them may renew it.
+        `unheard` maps each peer with waiting requests to the seconds that they have waited. A lease that expired while
+        its keeper's requests waited is not ended yet: one of these requests may renew the lease.
         """
         self._leases.advance(now)
         room = self.state.writes_max

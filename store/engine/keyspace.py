@@ -26,8 +26,8 @@ GROUP_PARTS = 2  # parts, between slashes, of a group's name: one group per run
 COORDINATION_KEYS = frozenset(  # first parts, after the group's name, of keys that coordinate a run
     ("answers", "begun", "head", "history", "lease", "nodes", "rounds", "settings", "tally", "unfit")
 )
-CHUNK_MAX = 1024  # with as many keys in a chunk, splitting and searching cost the same
-COMPARED_MOST = 50_000  # groups that `largest` compares, in about 3 ms; if more exist, none holds much
+CHUNK_MAX = 1024  # keys per chunk; at this size, splitting a chunk costs as much as searching one
+COMPARED_MOST = 50_000  # groups that `largest` compares, in about 3 ms; if more exist, no group is large
 
 Change = Entry | Event
 """A written key's entry, or an event."""
@@ -239,7 +239,7 @@ class SortedKeys:
         return chunks, place, sum(map(len, chunks[:-1])) + upto - place
 
     def renew_chunk_of(self, key: str, *, shared_until: int, revision: int) -> Chunk | None:
-        """Copy a key's chunk if a snapshot of revision `shared_until` may share it; return the old one, else None."""
+        """Copy a key's chunk if a snapshot of revision `shared_until` may share it; return the old chunk if copied."""
         at = self._chunk_of(key)
         if not self._chunks or (shared := self._chunks[at]).born > shared_until:
             return None

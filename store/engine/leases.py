@@ -32,7 +32,7 @@ LOOKED_AT_ONCE = 4096  # leases that `expired` looks at in one call: a few milli
 SHORTENED_AT_ONCE = 512  # leases that get an earlier deadline in one step: 0.5 ms
 SLOTS_A_SECOND = 1024  # a power of two, so that a time in slots is exact
 LEASE_OVERHEAD = 1024  # bytes counted per lease
-UNTIDY = 64  # empty slots that the heap may always have; more are removed
+UNTIDY = 64  # the heap may have this many more empty slots than used ones
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,7 +201,7 @@ class Leases:
                 break
             lease = self._leases[self._slots[slot].pop()]
             lease.slot = -1
-            if lease.ends_at > self._served:  # not expired: its process, assumed dead, has connected again
+            if lease.ends_at > self._served:  # not expired after all: its process, assumed dead, has connected again
                 self._schedule(lease, _slot_of(lease.ends_at))
             else:
                 over.append(lease)
@@ -216,7 +216,7 @@ class Leases:
         self._schedule(lease, math.floor(self._served * SLOTS_A_SECOND))
 
     def recheck_soon(self, lease: LeaseRecord) -> None:
-        """Let `expired` return an expired lease again in 0.1 s, unless an unread request renews it."""
+        """Let `expired` return an expired lease again in 0.1 s, unless a request that is still unread renews it."""
         self._schedule(lease, _slot_of(self._served + LOOK_AGAIN_AFTER))
 
     def next_due_in(self) -> float | None:
@@ -254,7 +254,7 @@ class Leases:
         standing.remove(lease.id)
         if not standing:
             del self._slots[lease.slot]
-            if len(self._order) > 2 * len(self._slots) + UNTIDY:  # remove empty slots if they are too many
+            if len(self._order) > 2 * len(self._slots) + UNTIDY:
                 self._order = list(self._slots)
                 heapq.heapify(self._order)
         lease.slot = -1

@@ -1,7 +1,7 @@
 """The connections of each client process, and whether it is assumed dead once they have ended (R20).
 
 When a process dies, its operating system closes all its connections within a millisecond, without a goodbye. A process
-is assumed dead once its last connection has closed so, until it connects again; but not if:
+is assumed dead once its last connection has closed without a goodbye, until it connects again. Exceptions:
 
 - the server has closed one of its connections, or the system has given one up (`ConnectionEnd.CUT`);
 - many processes seem to die at once (`_many_seem_dead`);
@@ -34,7 +34,7 @@ class Process:
     id: bytes
     peers: set[int] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)  # ids of the leases that its connections keep
-    cut: bool = False  # one of its connections was cut (`ConnectionEnd.CUT`), and it has made none since
+    cut: bool = False  # one of its connections was cut (`ConnectionEnd.CUT`), and it has not connected since
     died_at: float | None = None  # when it seemed to die, in served time; None if alive
 
 
@@ -50,7 +50,7 @@ class Processes:
 
     def note_connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
         """Note a new connection, which replaces the connection `previous`, if any."""
-        if previous is not None:  # so that the end of the replaced connection is not taken for a death
+        if previous is not None:  # the end of the replaced connection is no sign of a death
             self._detach(previous)
         if not id:
             return

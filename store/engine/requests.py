@@ -182,7 +182,7 @@ class Requests:
         return messages.Counted(count=len(keys), revision=self._changes.revision)
 
     def _delete_older(self, request: messages.DeleteOlder) -> messages.DeletedOlder:
-        newest = self._keys.revision  # replies name no later one, or clients would reject the store (S10)
+        newest = self._keys.revision  # a reply with a later revision would make clients reject the store (S10)
         if request.revision is not None:
             newest = min(newest, request.revision)
         most, entries = self._state.writes_max, self._keys.entries

@@ -114,7 +114,7 @@ class Sessions:
             self._abandoned[session.id] = now
 
     def end(self, session: Session, *, peer: int) -> list[bytes]:
-        """End a session after a goodbye on `peer`, unless it has a newer connection; return its id."""
+        """End a session after a goodbye on `peer`, unless it has a newer connection; return the ended sessions' ids."""
         return [self._forget(session.id)] if session.peer == peer else []
 
     def expire(self, now: float) -> list[bytes]:

@@ -84,7 +84,7 @@ class Snapshot:
     left: int
     revision: int
     given: list[Entry | None] | None = None  # the entries of named keys; None for a prefix
-    bytes: int = 0  # of the named keys
+    bytes: int = 0  # counted for the named keys
     reader: int = 0
     counted_from: int = 0  # `Snapshots._counted` when this snapshot began
 

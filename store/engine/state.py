@@ -109,7 +109,7 @@ class State:
         """Refuse a request that would exceed the memory limit."""
         kept_back, spare = self.limits.memory_kept_back, self.limits.memory_kept_back // SPARE_SHARE
         held = self.memory_bytes + max(self.held_elsewhere() + spare, kept_back)
-        # Count the history at its limit, but a large snapshot only in part: the server closes its reader first.
+        # Count the history at its limit, but a large snapshot only in part: the server frees it by closing its reader.
         held += self.limits.history_bytes_max - self.history.bytes
         given_up = max(self.snapshots.held_bytes - self.limits.outbox_bytes_max, 0)
         self.check_limit("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)

@@ -2,8 +2,8 @@
 
 Watches are indexed by prefix, and prefixes by length. A changed key costs one lookup for each distinct length of the
 watched prefixes in its group (the keys of one run, see `keyspace`), and of prefixes too short for a group. Prefixes of
-thousands of lengths slow down only their own run. A request that would need too many lookups may change fewer keys
-(`affordable`, promise S11).
+thousands of lengths slow down only their own run. `affordable` limits how many keys a request may change, so that its
+lookups do not take too long (promise S11).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Watches:
     def _watched(self, key: str, beyond: int) -> list[str]:
         found = []
         group = self._group_of(key)
-        # A watched prefix without a group is shorter than the group's name of any key below.
+        # A watched prefix too short to have a group is shorter than the group's name of each key that it matches.
         for lengths, longest in (
             (self._sorted_lengths.get("", ()), len(key) if group is None else len(group) - 1),
             (self._sorted_lengths.get(group, ()) if group else (), len(key)),

@@ -82,7 +82,7 @@ class Client(interface.Store):
     fail_over: float = 2.0  # etcd replaces a lost leader after 1 to 2 s by default
     observed_address: str | None = None
     ends: tuple[str, str] | None = None
-    server: str = ""  # the id of the member met first; "another" if the connection in `ends` leads to another
+    server: str = ""  # the id of the member met first; "another" if `ends` is a connection to another member
 
     def __init__(
         self,

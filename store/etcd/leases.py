@@ -58,7 +58,7 @@ async def revoke(members: Members, lease: int, deadline: float) -> Done:
 
 
 async def notes(members: Members, reads: Reads, request: ListNotes, deadline: float) -> NotePage:
-    """Return the notes on the leases of keys under a prefix; etcd does not tell the age of a note, so it is 0."""
+    """Return the notes on the leases of keys under a prefix; their `age` is 0, as etcd does not tell it."""
     begin = f"{reads.hidden}{NOTES}"
     written = await members.ask("KV/Range", range_of(span_of(begin)), deadline=deadline, what="Range")
     by_lease = {kv.lease: kv.value for kv in written.kvs}

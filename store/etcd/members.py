@@ -1,8 +1,8 @@
 """One client's requests to an etcd cluster, over one connection to any member that answers.
 
-**Members.** After a failed attempt, this client and its watches move to another (`MemberChoice.choose`) as soon as
-that member has answered a read through the consensus. Every few minutes the client chooses a member anew: otherwise all
-clients would stay at one member after a rolling restart.
+**Members.** After a failed attempt, this client and its watches move to another member (`MemberChoice.choose`) once it
+has answered a read through the consensus. Every few minutes the client chooses a member anew: otherwise all clients
+would stay at one member after a rolling restart.
 
 **Without a leader** every member rejects requests. While all members fail, the callers share one attempt at a time, and
 the pauses between attempts grow, to keep the load low.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GROWTH = 200_000  # newly frozen objects from which on `tidy_up` searches for cycles
+GROWTH = 200_000  # `tidy_up` searches for cycles after so many newly frozen objects
 
 _looked_at = 0  # the number of frozen objects after the last search for cycles
 

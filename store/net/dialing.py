@@ -74,7 +74,7 @@ class TcpDial:
 
 
 async def route_to(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:
-    """Return the route to the first host, and its id `server`; if that is this machine, to another (`ELSEWHERE`)."""
+    """Return the route to the first host, and its id `server`; if it is this machine, another's, and `ELSEWHERE`."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
         for place, (host, port) in enumerate(hosts):
@@ -111,7 +111,7 @@ WITHOUT_A_WORD = "it closed the connection without a word; if it speaks TLS, wri
 
 
 def silent_close_error(*, secure: bool, met: bool) -> ConnectionResetError:
-    """Return the error if a connection was closed before any bytes came; `met`: the server has answered earlier."""
+    """Return the error of a connection that closed before any bytes came; `met`: the server has answered earlier."""
     if secure:
         return HungUp(IN_THE_HANDSHAKE)
     return ConnectionResetError() if met else HungUp(WITHOUT_A_WORD)

@@ -189,7 +189,7 @@ def _bind_socket(family: int, address: tuple[Any, ...]) -> socket.socket | None:
 
 
 def lack_of_ports() -> str:
-    """If no automatic port of this machine is free, return that in words, with the remedy; else ""."""
+    """Return an explanation, with the remedy, if no automatic port of this machine is free; else ""."""
     try:
         with socket.socket() as probe:
             probe.bind(("", 0))

@@ -79,7 +79,7 @@ async def run_to_end(work: Coroutine[Any, Any, T], *, within: float | None = Non
 
 
 class Cancelling:
-    """Cancels the task that created it at each await, from `begin` until `end`, except in shielded anyio scopes."""
+    """Cancels its creator's task at each await, from `begin` until `end`, except in shielded anyio scopes."""
 
     def __init__(self) -> None:
         task = asyncio.current_task()

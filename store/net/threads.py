@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 END_WITHIN = 3.0  # seconds for all loops to end; longer than revoking a lease takes
 
-LOOK = 0.5  # seconds; a main thread that waits for another handles a signal after this time at the latest
+LOOK = 0.5  # seconds; the longest time after which a waiting main thread handles a signal
 
 
 class Flag:
     """An event for threads and event loops which an exception of a signal's handler cannot break.
 
-    The threads that wait for a `threading.Event` or a future share a lock with the thread that sets it. If a
-    handler raises just after a thread has acquired such a lock, it stays locked. Each waiter of a `Flag` has its own.
+    The threads that wait for a `threading.Event` or a future share a lock with the thread that sets it. If a handler
+    raises just after a thread has acquired such a lock, it stays locked. Each waiter of a `Flag` has its own lock.
     """
 
     __slots__ = ("_is_set", "_waiting")
@@ -73,7 +73,8 @@ class Flag:
         wake = opened.release
         self._waiting.append(wake)
         try:
-            # Wait for short times: a signal just before a lock's wait, or in another thread, does not interrupt it.
+            # Wait for short times: a signal that comes just before the wait, or in another thread, does not interrupt
+            # it.
             while not self._is_set:
                 left = LOOK if deadline is None else min(deadline - time.monotonic(), LOOK)
                 if opened.acquire(timeout=max(left, 0.0)):
@@ -263,7 +264,7 @@ class LoopThread:
         deadline = time.monotonic() + within
         if not self.is_current:
             while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
-                self._thread.join(min(left, LOOK))  # as in `Flag.wait`
+                self._thread.join(min(left, LOOK))  # for short times, as in `Flag.wait`
 
 
 class HeldContext(contextlib.AbstractContextManager[T]):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     Secret: TypeAlias = bytes | Callable[[], bytes | None] | None
 
-FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # the limit of a client's frames until a welcome tells the server's
+FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # a client's limit until the welcome has the server's
 
 LIMITS_TOLD = ("operations_max", "writes_max", "session_replies_max", "lease_ttl_max")
 """The limits that a client applies itself, from the welcome."""
@@ -58,7 +58,7 @@ def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
 
 
 class ServerConnection:
-    """A client's connection at the server; `nonce` is 16 fresh random bytes."""
+    """The server's side of a client's connection; `nonce` is 16 fresh random bytes."""
 
     def __init__(self, *, store_id: str, nonce: bytes, token: Secret, limits: Limits) -> None:
         self._token = token() if callable(token) else token
@@ -174,7 +174,7 @@ class InFlight:
             self.waiter.set_result(outcome)
 
     def undo_request(self, response: Response) -> Revoke | None:
-        """Return the request that undoes an abandoned grant, whose lease no caller has learned of; else None."""
+        """Return the request that revokes the lease of an abandoned grant, as no caller knows this lease; else None."""
         if self.abandoned and isinstance(self.request, Grant) and isinstance(response, Granted):
             return Revoke(lease=response.lease)
         return None
@@ -401,7 +401,7 @@ class ClientConnection:
         return [item for item in self.in_flight.values() if item.abandoned and isinstance(item.request, Grant)]
 
     def abandon(self, item: InFlight) -> None:
-        """Note that no caller waits for a request: it is not repeated, unless it is a grant that was sent."""
+        """Note that no caller waits for a request: only a grant that was sent is still repeated."""
         item.abandoned = True
         if not item.sent or (self.welcomed is None and not isinstance(item.request, Grant)):
             self._forget(item)

@@ -61,14 +61,14 @@ _idle_packers: list[msgpack.Packer] = []
 
 def _pack(fields: object) -> bytes:
     """Return an array as bytes, from any thread; packers are reused: making one takes longer than packing."""
-    # Take the packer out of the list while it packs: another thread may run meanwhile, in a garbage collection.
+    # Take the packer out of the list while it packs: a garbage collection then may let another thread run.
     try:
         packer = _idle_packers.pop()
     except IndexError:
         packer = msgpack.Packer()
     packed: bytes = packer.pack(fields)
     if len(packed) <= PACKER_BYTES:  # reuse the packer only if its buffer has not grown
-        _idle_packers.append(packer)  # not reached after an error, which may leave a part in the packer
+        _idle_packers.append(packer)  # after an error, the packer may hold a part, and is dropped
     return packed
 
 
@@ -225,7 +225,7 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any], *,
 
 
 def elements_max(operations_max: int) -> int:
-    """Return the limit of elements per request, which is passed only after `operations_max`, whose error says more."""
+    """Return the limit of elements per request; a request passes `operations_max` first, whose error says more."""
     return 1000 + ELEMENTS_PER_OPERATION * operations_max
 
 
@@ -246,7 +246,7 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
 def decode_request_in_steps(
     body: memoryview | bytes, *, elements_max: int
 ) -> Generator[None, None, tuple[int, int, Request[Any]] | Bye]:
-    """Decode a request as `decode_request` does, with pauses; too many elements make it an `TooManyElements`."""
+    """Decode a request as `decode_request` does, with pauses; return `TooManyElements` for too many elements."""
     try:
         count = yield from count_elements(body, elements_max)
     except ValueError as error:

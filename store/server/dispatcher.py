@@ -1,8 +1,8 @@
 """Queues answers, events and goodbyes for each peer, and writes each queue once per batch.
 
-Many notifications of one change are queued in slices (S11). A peer's pending notifications are queued before any other
-frame for this peer, so that the order stays. If the outbox of a slow reader exceeds `outbox_bytes_max`, its watches
-end. Each watch is told the last revision that was sent, after which the client resumes it.
+If one change causes many notifications, they are queued in slices (S11). A peer's pending notifications are queued
+before any other frame for this peer, to keep the order. If the outbox of a slow reader exceeds `outbox_bytes_max`, its
+watches end. Each watch is told the last revision that was sent, after which the client resumes it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Dispatcher:
         self._ended: set[tuple[int, int]] = set()  # ended watches: their pending notifications are dropped
         self.dirty: OrderedDict[Peer, None] = OrderedDict()
         self._later: OrderedDict[Peer, None] = OrderedDict()  # peers to write to in later passes
-        self._queued_in = self.dirty  # while `run_turn` runs: `_later`
+        self._queued_in = self.dirty  # the set that gets queued peers; `_later` while `run_turn` runs
         self._holding: dict[Peer, None] = {}  # peers with held frames
         self._shared = WeakValueDictionary[Any, Chunks]()  # by content
 
@@ -226,7 +226,7 @@ class Dispatcher:
         if (peer.id, watch_id) in self._ended:
             return
         most = self._outbox_bytes_max
-        # A reader with an almost empty outbox gets events beyond the limit, too: else its watch would never pass them.
+        # A reader with an almost empty outbox gets even larger events: its watch would never pass them otherwise.
         frame = _frame(watch_id, encoded)
         size = frame_memory(len(frame))
         if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):

@@ -1,8 +1,9 @@
 """Delays replies until the disk has the changes, and returns to the disk's state if a write fails (S3).
 
-If the journal cannot write, the server reads the store back from the disk, without the lost steps, of which no reply
-was sent. After a failed write the server drops its connections, refuses writes, and tries the disk again each second.
-After a failed fsync, it is unknown whether the last group is on disk, so clients wait for a later durable commit.
+If the journal cannot write, the server reads the store back from the disk, without the lost steps, which were never
+acknowledged. After a failed write the server drops its connections, refuses writes, and tries the disk again each
+second. After a failed fsync, it is unknown whether the last group is on disk, so clients wait for a later durable
+commit.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Durability:
         self._probing.add_done_callback(self.ended)
 
     async def _restore_from_disk(self, journal: Journal, why: str) -> None:
-        """Read the store back from the disk; accept writes again once the disk does."""
+        """Read the store back from the disk; accept writes again once the disk accepts them."""
         engine = await self.in_thread(lambda: Engine.restore(journal.load(), limits=self._limits, now=self.clock()))
         engine.read_only = why
         self.engine = engine
@@ -159,7 +160,7 @@ class Durability:
                 await anyio.sleep(TRY_AGAIN_AFTER)
         engine.read_only = None
         self.start()
-        self.record()  # sessions opened meanwhile
+        self.record()  # the sessions that were opened meanwhile
         await self._wait_for_room(journal, why)
 
     async def _wait_for_room(self, journal: Journal, why: str) -> None:

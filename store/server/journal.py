@@ -3,16 +3,16 @@
 The server appends each step's changes (`ChangeSet`), and gets the step's number. Replies wait in the outboxes until
 their step is on disk. The writer thread commits all appended changes, a *group*, at once, and reports its last number.
 
-SQLite runs in WAL mode with `synchronous=FULL` (https://sqlite.org/pragma.html#pragma_synchronous): a commit is on the
-disk when it returns. A damaged file is never changed: a file is opened for writing only after all of it has been read.
+SQLite runs in WAL mode with `synchronous=FULL` (https://sqlite.org/pragma.html#pragma_synchronous): a commit returns
+once it is on the disk. A damaged file is never changed: a file is opened for writing only after all of it was read.
 
-When a write fails, the group is rolled back, and the next step depends on the error:
+When a write fails, the group is rolled back; then the error decides:
 
 - If another program holds SQLite's lock, the writer waits for it.
-- If SQLite refuses a row for its content, such as its size, the group is written up to the step with that row
-  (`_write_group`), the kept reply to this step becomes the error, and the journal stops.
+- If SQLite refuses a row for its content, such as its size, the group's steps before that row are written
+  (`_write_group`), the kept reply to the row's step becomes the error, and the journal stops.
 - If the disk is full, SQLite's log is emptied into the database, which holds each page once. If that is not enough, the
-  group is written up to the step that does not fit, and the journal stops.
+  steps before the first one that does not fit are written, and the journal stops.
 - After other errors, the journal stops, and the server returns to the disk's state (`durability`).
 
 `Reserve` keeps room for deletes on a full disk (`RESERVE_BYTES`), and for a few writes of keys that coordinate a run
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# After these errors alone, SQLite's log surely lacks the end of the group, so that SQLite ignores the group.
+# Only after these errors is it certain that SQLite's log lacks the end of the group. SQLite then ignores the group.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
-MARGIN_BYTES = 1024 * 1024  # bytes free, beside the reserve, before more than deletes is accepted again
+MARGIN_BYTES = 1024 * 1024  # bytes that must be free, beside the reserve, before other writes than deletes resume
 # Seconds that writing a group should take; on a slow disk, three times as long as a small group takes. If a group took
 # only twice as long as a small one, a slow disk would spend half its time on fixed costs.
 GROUP_SECONDS = 0.02
@@ -103,7 +103,7 @@ class Journal:
         self._store_id, self._group = "", 0  # `_group`: the number of the last group on disk
         self._untidy = True  # there may be unused pages to return to the disk
         self._long_for = 0  # consecutive groups by which a long log has grown
-        self._grows = self._free_bytes = 0  # bytes that the log will add to the database, and its unused bytes
+        self._grows = self._free_bytes = 0  # bytes that the log will add to the database; the database's unused bytes
         self.appended: int = 0
         self.commits: int = 0
         self.commit_seconds: float = 0.0
@@ -201,19 +201,19 @@ class Journal:
             return taken
 
     def has_room(self) -> bool:
-        """Return whether more than deletes can be written."""
+        """Return whether other writes than deletes are possible."""
         least = max(RESERVE_BYTES, self._grows + DELETES_BYTES)
         if self.only_deletes and self._reserve.allocate(least + MARGIN_BYTES):
-            self.only_deletes = not self._reserve.allocate(least)  # leaves the margin free for other writes
+            self.only_deletes = not self._reserve.allocate(least)  # shrink the reserve: the margin is for other writes
         return not self.only_deletes
 
     def write_bytes_max(self) -> int:
-        """Return the most bytes of one write, which is stored in its entry, in the history and in the log."""
+        """Return the most bytes of one write; its bytes are stored in an entry, in the history and in the log."""
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
     def coordination_bytes_per_second(self) -> int:
-        """Return the bytes per second for keys that coordinate a run while `only_deletes`; most room is for deletes."""
+        """Return how many bytes per second keys that coordinate a run may write while `only_deletes`."""
         room = free_bytes(self._directory) + self._reserve.bytes - self._grows - DELETES_BYTES * 5 // 8
         return max(room, 0) // 4
 
@@ -367,7 +367,7 @@ class Journal:
         if size <= SMALL_GROUP_BYTES:
             self._least_seconds += (took - self._least_seconds) / 8
         most = max(GROUP_SECONDS, 3 * self._least_seconds)
-        # A group need not be full to be too slow: it may be one large transaction, and the next are applied meanwhile.
+        # Judge also a group that is not full if it was slow: it may be one large transaction.
         enough = self.group_bytes if took < most else min(self.group_bytes, 2 * SMALL_GROUP_BYTES)
         if 2 * size >= enough and not 0.8 * most < took < most:
             wanted = int(self.group_bytes * min(max(0.9 * most / took, 0.5), 2.0))
@@ -413,7 +413,7 @@ class Journal:
     def _give_up_reserve(self, group: list[ChangeSet]) -> bool:
         may = self._may_use_reserve(group)
         if may:
-            self._reserve.free()  # the next try takes back what the database needs to grow
+            self._reserve.free()  # the database may grow into this space; `has_room` reserves it anew
         return may
 
     def _may_use_reserve(self, group: list[ChangeSet]) -> bool:
@@ -437,7 +437,7 @@ class Journal:
                 self._database.execute("PRAGMA busy_timeout=0")  # waiting for a reader would delay the next group
                 self._empty_log()
                 self._log_growth()
-        except (sqlite3.Error, OSError) as error:  # tidied up after the next write, or in 1 s if `short_of_room`
+        except (sqlite3.Error, OSError) as error:  # retried after the next write, or in 1 s if `short_of_room`
             log.debug("%s could not be made smaller: %s", self._path, error)
             self._untidy = False
         finally:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from store.engine.sessions import ByteCount
 
-# The most bytes handed to a transport at once. A peer with more bytes of unread answers has its requests wait.
+# The most bytes handed to a transport at once. While a peer has more bytes of unread answers, its requests wait.
 PIECE_BYTES = 256 * 1024
 
 _number = itemgetter(0)
@@ -91,7 +91,7 @@ class Outbox:
         self._count(frame, 1)
 
     def release(self, number: int) -> bool:
-        """Make held frames ready for steps up to `number`; return whether others are still held."""
+        """Make the frames ready that were held for steps up to `number`; return whether others are still held."""
         count = bisect_right(self.held, number, key=_number)
         self.ready += [frame for _, frame in self.held[:count]]
         del self.held[:count]

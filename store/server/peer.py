@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from store.protocol.connection import ServerConnection
     from store.protocol.wire import Rejection
 
-# Errors of a connection that the client closed; with TLS, without an alert. A timeout is a network failure.
+# The errors of a connection that the client's side closed. A timeout is not among them: it is a network failure.
 FROM_THEIR_SIDE = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 PEER_BYTES = 8 * 1024  # memory of an idle connection
 PIECES_AT_ONCE = 4  # pieces written to a peer in one turn: a megabyte
@@ -181,7 +181,7 @@ class Peer(asyncio.BufferedProtocol):
             self._host.resume_requests(self)
 
     def resume_reading(self, now: float) -> None:
-        """Resume reading; the pause is not the peer's silence (`frame_timeout`)."""
+        """Resume reading; the pause does not count as silence of the peer (`frame_timeout`)."""
         if not self._transport.is_closing():
             self.reading_paused = False
             self.received_at = now

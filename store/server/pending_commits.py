@@ -1,7 +1,7 @@
 """The changes that are not on disk yet, and the replies that must wait for them (promise S3).
 
 Keep-alives, and reads of keys whose changes are on disk, are answered even while the disk hangs. A reply never names a
-later revision than that on disk.
+later revision than the one on disk.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class PendingCommits:
         self.revision: int = revision  # the store's revision after the last step on disk
         self.appended: int = durable  # the number of the last step in the journal
         self.bytes: int = 0
-        self._steps: OrderedDict[int, tuple[int, int, ChangeSet]] = OrderedDict()  # bytes, revision after it, facts
+        self._steps: OrderedDict[int, tuple[int, int, ChangeSet]] = OrderedDict()  # each step's bytes, revision, facts
         self._last_revision = revision
         self._changed: dict[str | int, int] = {}  # by key or lease: the last step that changed it
-        self._last_small = self._last_large = durable  # the numbers of the last step up to, and above, the small size
+        self._last_small = self._last_large = durable  # the numbers of the last small step, and of the last large one
         self._passing = durable  # large requests wait until this small step is on disk
 
     @property
@@ -61,7 +61,7 @@ class PendingCommits:
             _, (size, self.revision, facts) = self._steps.popitem(last=False)
             self.bytes -= size
             for what in _changed_keys(facts):
-                if self._changed.get(what, number + 1) <= number:  # no later step changed `what`
+                if self._changed.get(what, number + 1) <= number:  # no later step has changed it
                     del self._changed[what]
         if self._last_large > self._passing:  # small steps pass once for each large step, so that none starves
             self._passing = self._last_small

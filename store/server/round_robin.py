@@ -19,7 +19,7 @@ P = TypeVar("P")
 
 
 class RoundRobin(Generic[P]):
-    """The peers that wait for a turn. `came`: the number ever queued for a first turn; `spent`: seconds of a pass."""
+    """The peers that wait for a turn. `came`: how many ever queued for a first turn; `spent`: a pass's used seconds."""
 
     __slots__ = ("_fresh", "_used", "came", "spent")
 

@@ -256,7 +256,7 @@ def _check_address(host: object, port: object) -> None:
 
 
 def _renewed(token: Callable[[], bytes | None], last: bytes | None) -> Callable[[], bytes | None]:
-    """Return a function for the token of each connection; if the user's function fails, it is the last token."""
+    """Return a function that calls the user's function for the token; if that fails, it returns the last token."""
 
     def current() -> bytes | None:
         nonlocal last
@@ -303,8 +303,8 @@ async def serve(
         host: The address; "" is all interfaces. Beyond loopback a token or mutual TLS is required.
         port: The port; 0 lets the system choose one, see `Server.port`.
         data_dir: The directory of a store that survives restarts and power loss.
-        token: The secret of the clients, or a function that returns it for each connection; if it fails, or returns
-            none, the last one counts.
+        token: The secret of the clients, or a function that returns it for each connection; if the function fails, or
+            returns None, the last token counts.
         tls: A server-side context; with `CERT_REQUIRED` clients need a certificate.
         insecure: Listen beyond loopback without token or mutual TLS.
         limits: Limits on requests.
@@ -341,7 +341,7 @@ async def serve(
         server = Server(engine, token=wanted, clock=loop.time, secure=tls is not None, journal=journal)
         allowed = files - open_files() - SPARE_FILES
         server.table.set_limit(allowed)
-        # The libuv threads in which uvloop resolves a host crash a forked child at its end.
+        # Do not let uvloop resolve the host: it would start libuv's threads, which crash a forked child at its end.
         listening = socks or await anyio.to_thread.run_sync(bound_sockets, host, port)
         async with _running(server, listening, bound_host, tls):
             log.info(

@@ -50,7 +50,7 @@ class Closeable(Protocol):
 class _Row:
     address: str
     since: float  # when the connection was made, or its last request answered
-    cost: int  # bytes
+    cost: int  # bytes of memory
     beside: bool
     due: float = math.inf  # when it is closed
     patiently: bool = False
@@ -78,7 +78,7 @@ class ConnectionTable:
         self.set_limit(limits.connections_max)
 
     def set_limit(self, most: int) -> None:
-        """Allow at most `most` connections, as the file limit does; half, or `STRANGERS_LEAST`, may be strangers."""
+        """Allow at most `most` connections: more have no file. Half, or `STRANGERS_LEAST` if more, may be strangers."""
         self.connections_max: int = min(self.limits.connections_max, max(most, 1))
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))
 
@@ -98,7 +98,7 @@ class ConnectionTable:
         return tuple(self._rows)
 
     def register(self, who: Closeable, address: str, *, cost: int = 0, beside: bool = False) -> None:
-        """Register a connection; `beside`: it leads to a page or metrics, not to the store."""
+        """Register a connection; `beside`: an HTTP connection, for pages or metrics."""
         row = self._rows[who] = self._strangers[who] = _Row(address, self.clock(), cost, beside)
         self._connections[address] += 1
         self.bytes += row.cost
@@ -174,7 +174,7 @@ class ConnectionTable:
         return beside and sum(row.beside for row in self._strangers.values()) + coming >= share
 
     def _choose_to_close(self, *, beside: bool) -> Closeable | None:
-        if not self._is_full(0, beside=beside):  # the registered strangers leave room, so none is closed
+        if not self._is_full(0, beside=beside):  # there is room, so no stranger is closed
             return None
         among = beside and len(self._strangers) < self._strangers_max  # the HTTP share is full: close HTTP strangers
         silent_since = self.clock() - max(YIELD_AFTER, min(self._handshake_seconds(), YIELD_MOST))

@@ -70,7 +70,7 @@ class TcpListener:
             sock.close()
 
     async def wait_closed(self) -> None:
-        """Cancel, and wait for, the handing over of accepted connections."""
+        """Cancel the tasks that hand over accepted connections, and wait for their end."""
         await cancel_and_wait(*self._tasks)
 
     def _resume(self) -> None:
@@ -130,7 +130,7 @@ class TcpListener:
 
 
 class EndWhenAlone:
-    """Lets the thread that ends a server wait until it has no clients; then new clients are told to retry."""
+    """Lets the thread that ends a server wait until the server has no clients; then new clients are told to retry."""
 
     def __init__(self, alone: Callable[[], bool]) -> None:
         self._alone = alone

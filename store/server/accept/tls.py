@@ -107,7 +107,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._decrypt()
             return
         agreed = self._shake_hands()
-        # Count bytes after the handshake, as a large request may arrive with the handshake's last message.
+        # Count the bytes only now: those that completed the handshake may include a large request.
         self._said += nbytes
         if not agreed and self._said > HANDSHAKE_BYTES:  # OpenSSL would hold all of an endless handshake
             self._reject(f"it has agreed on nothing with {self._said} bytes")
@@ -198,7 +198,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         elif ended is not None and not isinstance(ended, ssl.SSLWantReadError):
             self._fail(ended)
         if self._tls is not None:
-            self._send()  # TLS may answer what was read, as a key update
+            self._send()  # TLS answers some received messages, for example a key update
 
     def _read_into(self, room: memoryview) -> tuple[int, ssl.SSLError | None]:
         """Decrypt into `room`; return the number of bytes, and the final error, if any."""
