@@ -22,7 +22,7 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """A group of listeners notified together; a group is a `Listener` itself, so it may be in another.
+    """A group of listeners notified together; a group is itself a `Listener`, so it may be in another group.
 
     A listener reads the state itself, once after it was added and again at each notification, so it misses no change.
     Any thread may add, remove and notify listeners: each access to their table is atomic in Python. There is no

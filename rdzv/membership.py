@@ -142,9 +142,9 @@ class Membership:
     def update(self, head: Head, *, rejoins: bool = False) -> None:
         """Update this membership from the run's head, and then notify the listeners; never block.
 
-        One read of the head may bring both a decision to stop and the departures that follow it. The decision is set
-        before the listeners look, so that these departures do not count as losses. `rejoins`: this node has sent a new
-        record, so a later round is no sign that the node was dropped.
+        One read of the head may bring both a decision to stop and the departures that follow it. The decision is
+        recorded before the listeners are notified, so that these departures do not count as losses. `rejoins`: this
+        node has sent a new record, so a later round is no sign that the node was dropped.
         """
         if self.over is not None:
             return
@@ -158,7 +158,7 @@ class Membership:
             self._set_over(f"round {later.number} was completed without this node", dropped=True)
         if stop is not None and stop.decided and stop.round == self.round.number and self.round.in_steps:
             gate.decide(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
-        if progress is not None and self.over is None:  # after the membership's end, the list may name this node
+        if progress is not None and self.over is None:  # later, the lost nodes may include this one
             self.lost_ids = progress.lost_ids
         self.listeners.notify()
 

@@ -74,7 +74,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     ours, others = split_addresses(host, port)
     if not ours and not insist:
         raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
-    with contextlib.suppress(CannotAskError):  # listening there will tell, too
+    with contextlib.suppress(CannotAskError):  # the attempt to listen will fail, too
         if accepting_targets(ours):
             raise OSError(errno.EADDRINUSE, "the port is already in use")
     if not ours and not may_be_open:

@@ -112,8 +112,8 @@ class Credentials:
     def server_tls(self, *, renews: bool = False) -> ssl.SSLContext | None:
         """Return a context to serve TLS; None without a certificate, without TLS, and for etcd.
 
-        New connections use the files as last read. Each call reads the files again; with `renews`, each
-        handshake does so, too, in the server's loop.
+        New connections use the files as last read. Each call reads the files again; with `renews`, each handshake also
+        reads them, in the server's loop.
         """
         settings = self._settings
         if settings.cert is None or not settings.uses_tls or settings.endpoint.info.family != "tcp":

@@ -105,7 +105,7 @@ class HostedStore:
         ttl = self._linger + ENDING_TTL
         try:
             async with open_client(MEETS_WITHIN) as client:
-                await client.put(self._keys.ending, b"", ttl=ttl)  # first: a run that is not listed below cannot begin
+                await client.put(self._keys.ending, b"", ttl=ttl)  # first, so that no run begins unlisted
                 for run in {self._keys, *await read_nodes_of_all_runs(client)}:
                     await client.put(run.moving, b"", ttl=ttl)
         except StoreError as error:  # do not hand over: nodes could meet here and at the next host

@@ -1,8 +1,8 @@
 """Makes this process the next host of a store whose URL lists several, by the rule of `core.hosts.succession`.
 
 A node whose machine is in the list takes part whenever there is no store: when it first looks for one, and after the
-serving process has died. A candidate listens, and tells each client so. Once it may serve, its server gets the same
-sockets, so that the port is never free.
+serving process has died. A candidate listens, and tells each client that it is a candidate. Once it may serve, its
+server gets the same sockets, so that the port is never free.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ ASK_EVERY: Final = (0.02, 0.06)  # seconds between questions, at random; short, 
 PAUSE_SHARE: Final = 0.05  # pauses grow to this share of the time without a store, as thousands of nodes may ask
 PAUSE_MOST: Final = 1.0  # seconds
 ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then the host is asked again
-LOST_ANSWERS_WITHIN: Final = 0.2  # the same after an operator's word: `rdzv lost` has waited for an answer, too
+LOST_ANSWERS_WITHIN: Final = 0.2  # the same after `rdzv lost`, which has itself waited for an answer
 CONNECTS_WITHIN: Final = 0.3  # seconds for this node to connect to a host that serves
-SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also for an operator's word to arrive
+SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also the time for an operator's word to arrive
 
 
 class HostSuccession(StoreStarter):

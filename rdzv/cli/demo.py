@@ -1,8 +1,8 @@
 """`rdzv demo` plays an elastic run with real processes on this machine, prints each event, and verifies it.
 
 Each node is a process of this module. In each round a node does a small all-reduce over the round's store, and prints
-the result as a line of JSON; at the end of the round it prints the reason. The nodes' parent, the director, serves the
-store, starts the nodes, kills one, starts a replacement, and checks the nodes' lines.
+the result as a line of JSON; at the end of the round it prints why the round ended. The nodes' parent, the director,
+serves the store, starts the nodes, kills one, starts a replacement, and checks the nodes' lines.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class AbsenceBook:
     def __init__(self, expected: Iterable[str] = ()) -> None:
         self._expected = dict.fromkeys(expected)
         self._unseen = dict(self._expected)
-        self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # a gone node's id to how, when, address, why
+        self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # by id: how, when, address, why
         self._short_since: float | None = None
 
     def take_over(self, absent: Absent, *, now: float) -> None:

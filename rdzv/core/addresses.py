@@ -45,7 +45,7 @@ def addresses_for_record(observed_address: str, sends_from: str, store_at: str) 
     if not is_loopback(sends_from):
         if is_loopback(observed_address):  # a forwarder on the store's host passes on this node's connection
             return sends_from, sends_from, store_at
-        # The store sees the very address to which the node has connected: it is a forwarder's, not the store's.
+        # The store sees the very address that the node has connected to: a forwarder's address, not the store's.
         if observed_address == store_at != sends_from:
             return sends_from, "", ""
     return observed_address, sends_from, store_at
@@ -73,7 +73,7 @@ def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord,
 
 
 def _is_on_the_stores_host(record: NodeRecord) -> bool:
-    """Return True if a node is on its store server's host; False if unknown, as the node's address is configured."""
+    """Return True if a node is on its store server's host; False also if its address is configured."""
     return bool(record.store_at) and (record.sends_from == record.store_at or is_loopback(record.store_at))
 
 

@@ -56,7 +56,7 @@ class Rules:
         return in_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
 
     def why_no_whole_units(self, records: Iterable[NodeRecord]) -> str:
-        """Return why no round completes although at least `needed` nodes wait: they fill too few units."""
+        """Return why no round completes although at least `needed` nodes wait: these nodes fill too few units."""
         counts = domains_of(records, attribute=self.unit_within)
         units = f"units of {_nodes(self.unit)} lie within one {self.unit_within} each"
         return f"{units}, and fewer than {self.needed} nodes fill whole ones: {counts}"
@@ -85,7 +85,7 @@ class Expel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """Commit this round; `members` are by rank."""
+    """Commit this round; `members` are in order of rank."""
 
     number: int
     members: tuple[NodeRecord, ...]

@@ -41,7 +41,7 @@ class Incident(Record, kw_only=True):
 
     kind: str  # "lost", "left", "closed", "given up", "unbanned" or "store lost"
     after: float | None  # seconds from the round's completion to the event; None if unknown
-    count: int = 0  # the number of nodes
+    count: int = 0
     node_ids: tuple[str, ...] = ()  # the ids of the first nodes that were lost or left
     reason: Prose = ""  # why it happened, and by whose command; empty if unknown
     at: float | None = None  # the Unix time of the event; None if not recorded
@@ -53,7 +53,7 @@ class Chapter(Record, kw_only=True):
     number: int  # from 0
     size: int
     node_ids: tuple[str, ...]  # the ids of the first members, by rank
-    joined: int  # the number of members not in the previous round
+    joined: int  # how many members were not in the previous round
     joined_ids: tuple[str, ...]  # the ids of the first new members, by rank
     after: float | None = None  # seconds since the previous round completed; None if unknown, or for the first round
     incidents: tuple[Incident, ...] = ()
@@ -207,9 +207,9 @@ class HistoryWriter:
     ) -> None:
         """Continue the previous coordinator's history.
 
-        `began` is when this node saw the last round complete, `ended` when this node left that round; each is None if
-        this node did not. Too few nodes have waited for `waited` seconds; if no round has completed, the run began with
-        this wait. `hour` is the run's time of day, if known.
+        `began` is when this node saw the last round complete (None: it did not), `ended` when it left that round (None:
+        it did not). Too few nodes have waited for `waited` seconds; if no round has completed, the run began with this
+        wait. `hour` is the run's time of day, if known.
         """
         self._history, self._began = history, began
         if not history.chapters:

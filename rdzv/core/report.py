@@ -50,21 +50,21 @@ class RunStatus:
     unfit: Mapping[str, str] = field(default_factory=dict)  #: nodes with a failed health check, and why
     releases: Mapping[str, int] = field(default_factory=dict)  #: the number of present nodes by release
     missing: tuple[Missing, ...] = ()  #: the first missing nodes: how, since when, and why
-    missing_count: int = 0  #: the number of all missing nodes, named or not
+    missing_count: int = 0  #: all missing nodes, named or not
     addresses: Mapping[str, str] = field(default_factory=dict)  #: the last address of each present or missing node
     accused: tuple[tuple[str, str, str], ...] = ()  #: members that do not answer: accused, accuser, why
     draining: Mapping[str, tuple[float, str]] = field(default_factory=dict)  #: by node: seconds it may stay, and why
     resized: Resized | None = None  #: the last resize, if no round has begun with it yet
     waited: float | None = None  #: seconds that too few nodes have waited; None if enough or no nodes wait
-    since: Mapping[str, float] = field(default_factory=dict)  #: arrivals by each node's clock, in seconds since 1970
+    since: Mapping[str, float] = field(default_factory=dict)  #: when each node arrived, by its own clock, as Unix time
     steps: Mapping[str, StepOf] = field(default_factory=dict)  #: the progress of each member that reports it, as of now
     #: The keys of the round's store for which members wait, by member, with the seconds so far
     awaits: Mapping[str, tuple[str, float]] = field(default_factory=dict)
-    now: float = 0.0  #: the time of day when this was read, in seconds since 1970; see `rdzv.core.history`
+    now: float = 0.0  #: when this was read, by the run's time of day (`rdzv.core.history`), as Unix time
     phase_for: float | None = None  #: seconds in this phase; None if unknown
     last_call_left: float | None = None  #: seconds left of the last call
     closing: Closed | None = None  #: how the run was closed
-    closed_at: float | None = None  #: when the run was closed, in seconds since 1970; None if not recorded
+    closed_at: float | None = None  #: when the run was closed, as Unix time; None if not recorded
     standstill: str = ""  #: the coordinator's sentence that no member makes progress; empty if one does
     waits_for: str = ""  #: `reason` without durations, so that the text does not change with time alone
     #: The attributes of nodes outside of the round: waiting ones, and missing ones of the last round
@@ -306,7 +306,7 @@ class Account:
     run_id: str
     seconds: float  # from the run's beginning until its closing, or until now
     spent: TimeSpent  # the seconds by use
-    rounds: int  # completed
+    rounds: int  # how many have completed
     reasons: Mapping[str, int]  # numbers of losses by reason; "other" has rare reasons in dropped chapters
     lost: Mapping[str, int]  # numbers of losses by node id, largest first; not all are remembered
 

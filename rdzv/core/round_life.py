@@ -47,7 +47,7 @@ class Ending:
 
     @property
     def is_abrupt(self) -> bool:
-        """True unless all members agreed to leave: then the end, and no defect of the work, may make the work fail."""
+        """True unless all members agreed to leave. An abrupt end may make work fail that has no defect."""
         return self.kind is not EndKind.AGREED
 
 

@@ -83,7 +83,7 @@ class Coordinator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastCoordinator:
-    """The previous coordinator, and how its lease ended. `cause` is empty if the lease is live, or if unknown."""
+    """The previous coordinator, and how its lease ended. `cause` is empty if the lease is live or the cause unknown."""
 
     node_id: str
     cause: Cause = ""
@@ -175,16 +175,16 @@ class Progress(Stored, kw_only=True):
     joined: int = 0  # nodes waiting for the next round
     needed: int = 0  # see `decision.Rules`
     capacity: int = 0
-    live: int = 0  # the number of members still in the last round
+    live: int = 0  # how many members are still in the last round
     waiting: int = 0  # waiting nodes that a round would admit if it began now; 0 without live members
     spares: int = 0  # waiting nodes for which there is no room
     # Newcomers that arrived after this revision are spares. None if there are no spares, or if `spare_ids` names them.
     # 0 if a rank order chose more spares than can be named, so that any newcomer may be a spare.
     spares_after: int | None = None
     last_call_left: float | None = None  # seconds left of the last call when written
-    lost: int = 0  # the number of the last round's members that have died
+    lost: int = 0  # how many of the last round's members have died
     lost_ids: tuple[str, ...] = ()
-    departed: int = 0  # the number of the last round's members that have left
+    departed: int = 0  # how many of the last round's members have left
     departed_ids: tuple[str, ...] = ()
     last_arrival: int = 0  # the `NodeRecord.arrival` of the waiting node that arrived last
     problem: Prose = ""  # why no round completes though there are enough nodes, such as a `rank_order` that fails
@@ -203,7 +203,7 @@ class Progress(Stored, kw_only=True):
         return Progress(phase=Phase.TRAINING, round=number, needed=self.needed, capacity=self.capacity, live=size)
 
     def keep_naming(self, node_id: str, before: Progress) -> Progress:
-        """Return this progress, also with the name of a lost node that `before` names: a limit may have dropped it."""
+        """Return this progress, also with a lost node that `before` names: the limit on names may have dropped it."""
         if self.round != before.round or node_id in self.lost_ids or node_id not in before.lost_ids:
             return self
         why = tuple(one for one in before.why_lost if one[0] == node_id)
@@ -231,12 +231,12 @@ class LostStore(Stored, kw_only=True):
     revision: int  # the last revision that the node saw
     round: int = -1  # the highest round number in the lost store or before it; -1 for none
     round_at: int = 0  # the revision of the commit of `round`: another store may have a round of this number
-    awaited: int = 0  # the number of members of `round` that may still be at work
+    awaited: int = 0  # how many members of `round` may still be at work
     settings: bytes = b""
     closed: bytes = b""  # a packed `Closed`; empty if the run was not closed
     bans: Mapping[str, bytes] = MappingProxyType({})
     tally: bytes = b""  # a packed `RunTally`
-    host: str = ""  # of the lost store
+    host: str = ""  # the lost store's host
 
     def outranks(self, other: LostStore | None) -> bool:
         """Return True if this knowledge replaces `other`. Revisions are compared last, as each store counts its own."""

@@ -12,9 +12,9 @@ member may begin a step beyond the one in its answer. So both threads write firs
 step, then reads if it was asked; the node writes that it asked, then reads the step. At least one thread sees the
 other's write; if the member sees that it was asked, it waits for the decision. (CPython keeps these accesses in order.)
 
-A member that has begun no step answers None. If all members answer None, all leave at once; but if newcomers are the
-only reason, a member may first finish its body. So after a decision to leave at once for newcomers only, a stronger
-reason leads to a second decision.
+A member that has begun no step, or has finished its body, answers None. If all members answer None, all leave at once;
+but if newcomers are the only reason, a member may first finish its body. So after a decision to leave at once for
+newcomers only, a stronger reason leads to a second decision.
 
 A member that leaves before the agreed step, with its body unfinished, counts as lost (`has_stopped`).
 """
@@ -70,7 +70,7 @@ class Resized(Stored, kw_only=True):
     max_nodes: int
     reason: Prose = ""  #: the operator's reason; may be empty
     by: Prose = ""  #: the operator's name
-    revision: int = 0  #: of this write
+    revision: int = 0  #: the revision of this write
 
 
 class BegunStep(Stored, kw_only=True):
@@ -83,7 +83,7 @@ class BegunStep(Stored, kw_only=True):
 
 
 def agreed_step(answers: Mapping[str, int | None]) -> int | None:
-    """Return the step before which all leave; None: at once, as no member has begun a step."""
+    """Return the step before which all leave; None: at once, as no answer has a step."""
     begun = [step for step in answers.values() if step is not None]
     return max(begun) + 1 if begun else None
 
@@ -142,7 +142,7 @@ class StopAgreement:
             return (Stop(round=round, why=why, for_newcomers=for_newcomers), seen) if why else None
         better = bool(why) and standing.for_newcomers and not for_newcomers  # a stronger reason
         if standing.decided:
-            # No member has begun a step, so the second decision, too, is to leave at once.
+            # Like the first decision, the second one is to leave at once, as no answer has a step.
             return (Stop(round=round, decided=True, why=why), seen) if better and standing.step is None else None
         # The answer of a member that has left since counts, too: it may have begun a step with the others.
         answers = {who: begun.step for who, begun in tuple(self._answers.items()) if begun.round == round}
@@ -214,7 +214,7 @@ class StepGate:
         self.at_end = True
 
     def ask(self) -> int | None:
-        """Close the gate; return the largest step that the member has begun, None if its body has finished."""
+        """Close the gate; return the largest step that the member has begun; None without any, or after its body."""
         self._asked = True
         return None if self.at_end else self.begun
 

@@ -212,7 +212,8 @@ class View:
     ) -> None:
         """Apply one event of the watch on nodes' records.
 
-        `bans` tell why records were deleted. `last_call_timeout` dates a last call that the last coordinator reported.
+        `bans` tell why records were deleted. From `last_call_timeout` follows when the previous coordinator's last call
+        began.
         """
         if event.kind == "reset":
             self.synced = False
@@ -287,7 +288,7 @@ class View:
 
     @property
     def expected_back(self) -> set[str]:
-        """The lost nodes that may come back; empty unless a waiting node's record says that an outage dropped it.
+        """The lost nodes that may come back; empty unless a waiting node's record says that an outage dropped the node.
 
         An outage ends for all nodes that it cut off. Killed nodes cannot be told from these, so the last call limits
         the wait. A round may have completed during the outage, so nodes lost by the round before that one count, too.

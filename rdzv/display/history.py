@@ -20,7 +20,7 @@ VERSION: Final = 1
 
 
 def utc_time(at: float | None) -> str:
-    """Return a time, in seconds since 1970, as text in UTC; an empty text for None."""
+    """Return a Unix time as text in UTC; an empty text for None."""
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
@@ -103,7 +103,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
     """Return the remembered rounds as rows of spans: one row `rounds`, and a row per node in order of appearance.
 
     If a round has more than 64 members, only the first 64 and the lost and departed ones have rows, and `note` says so.
-    `now` is the time on the run's clock, in seconds since 1970; None ends the timeline with the last known event.
+    `now` is the run's time of day, as Unix time; None ends the timeline with the last known event.
     """
     bands: list[tuple[Any, ...]] = []  # spans; a round's span is followed by its number and size
     rows: dict[str, list[tuple[Any, ...]]] = {}  # spans by node id; an absence's span is followed by its reason

@@ -138,7 +138,7 @@ class Line(NamedTuple):
 class Frame:
     """The contents of a screen. Times are in seconds."""
 
-    status: RunStatus  # the last status read
+    status: RunStatus
     cost: Account | None = None  # the run's cost when `status` was read
     read_ago: float = 0.0  # since `status` was read
     silent_for: float | None = None  # the time without an answer of the store; None if it answers

@@ -1,4 +1,4 @@
-"""The read-only HTTP server beside a store; docs/operating.md lists the paths. Needs the extra `http`."""
+"""The read-only HTTP server beside a store; docs/operating.md lists the paths."""
 
 from __future__ import annotations
 

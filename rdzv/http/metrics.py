@@ -1,4 +1,4 @@
-"""The figures of a store and its runs, in the format of Prometheus. Needs the extra `http`."""
+"""The figures of a store and its runs, in the format of Prometheus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
-LAG_EVERY = 1.0  # seconds
+LAG_EVERY = 1.0  # seconds between measurements
 LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)  # seconds
 
 COUNTERS = {

@@ -1,4 +1,4 @@
-"""`/metrics` and `/healthz` of a node's own process (`metrics_port`). Needs the extra `http`.
+"""`/metrics` and `/healthz` of a node's own process (`metrics_port`).
 
 The metrics need no request to the store. The port is opened when the node first joins: commands do not open it.
 """

@@ -182,7 +182,7 @@ class MemberOfRound(ABC):
         previous: The changes since the last round this node was in; None in its first.
         newest: Rank and last finished step of the member that has finished the most; None if no step is finished.
         lags: True if this member has finished steps, but fewer than the newest.
-        gate: Decides at each step if this member may begin it.
+        gate: Decides at each step if this member may begin the step.
         life: Watches for the round's end.
     """
 

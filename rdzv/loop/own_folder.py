@@ -1,4 +1,4 @@
-"""A temporary folder, removed when its process ends; after SIGKILL, when another process makes one.
+"""A temporary folder, removed when its process ends; after SIGKILL, when another process makes such a folder.
 
 The process that owns a folder holds a lock on a file in it; a process id would be unique in one container only.
 """

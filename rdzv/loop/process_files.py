@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BEAT_DIR: Final = "RDZV_BEAT_DIR"
 
-LOOKS_EVERY = 0.25  # seconds
+LOOKS_EVERY = 0.25  # seconds between readings of the files
 DIGITS_MOST = 20
 CHARACTERS_MAX: Final = 200  # the most characters of an exception's line that other nodes get
 

@@ -191,7 +191,7 @@ class RoundMonitor:
 
         `failure` is the work's error, or describes it in words for other members. `in_node` runs a coroutine in the
         node's loop. `release` ends other members' waits for this one, after this member has reported its failure:
-        otherwise members that fail because of it would report first. For blocking callers, `in_node` and
+        otherwise members that fail because of this one would report first. For blocking callers, `in_node` and
         `release` block instead of awaiting.
         """
         verdict = give_up_in(failure)
@@ -245,7 +245,7 @@ class RoundMonitor:
                     await self._count_finished(1)
                     await anyio.sleep_forever()
             if self.ending is not None and self.ending.kind in (EndKind.LOST, EndKind.LEFT):
-                await self._count_finished(0)  # close the run if the last to finish is lost before it does so
+                await self._count_finished(0)  # close the run if the last member is lost before closing it
         except (RendezvousError, StoreError) as error:
             self._say(f"this member has finished, and cannot report it: {error}")
 
@@ -297,7 +297,7 @@ class RoundMonitor:
     async def in_round(self) -> bool:
         """Ask the store whether this member is still in the round."""
         try:
-            with contextlib.suppress(StoreError):  # what this member does next fails, too
+            with contextlib.suppress(StoreError):  # this member's next request fails, too
                 await (await self._store()).check([DONE])
         except RoundSupersededError:
             return False

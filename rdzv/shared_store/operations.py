@@ -7,7 +7,7 @@
 A queue's order is that of its items' create_revisions. Every push writes the item and the mark in one transaction. The
 pop of the last item deletes the item and the mark, unless a later push has written the mark. So the mark exists exactly
 while the queue has items, and `wait`, `check` and a blocking `queue_pop` need not poll. An item is deleted only if it
-still exists, so only one caller gets it. A push wakes all waiting callers of `queue_pop`: have at most tens of them.
+still exists, so only one caller gets it. A push wakes all waiting callers of `queue_pop`, so at most tens should wait.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Operations(RoundKeys):
         return (await self._begin()(Transact(when=conditions, then=()))).succeeded
 
     async def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
-        """Write several values at once; the last one of a repeated key counts."""
+        """Write several values at once; the last value of a repeated key counts."""
         names = valid_keys(keys)
         contents = [valid_value(value) for value in valid_items(values, "values")]
         if len(names) != len(contents):

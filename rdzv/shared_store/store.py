@@ -87,7 +87,7 @@ class _Twin(RoundKeys, Generic[C]):
         company: MembershipQueries | None = None,
     ) -> None:
         self._client: C = client
-        self.prefix: str = prefix  # of all its keys; it ends in "/"
+        self.prefix: str = prefix  # the prefix of all keys in this store; it ends in "/"
         self.fence: tuple[Condition, ...] = fence
         self.lease: int | None = lease  # the lease of every key written, if any
         self._timeout = _seconds(timeout)
@@ -231,7 +231,7 @@ class SharedStore(_Twin[Caller], Operations):
                 scope.cancel()
 
     def end_calls(self, _: object = None) -> None:
-        """End every call, clones' included; it raises `RoundSupersededError` if `superseded` returns a reason."""
+        """End every call, also of clones; each raises `RoundSupersededError` if `superseded` returns a reason."""
         for scope in tuple(self._under_way):
             scope.cancel()
 

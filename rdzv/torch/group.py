@@ -33,7 +33,7 @@ from rdzv.torch.store import TorchStore
 CONNECT_WITHIN: Final = 1.0  # seconds to connect, for a small gloo group's first attempt
 CONNECT_WITHIN_PER_RANK: Final = 0.05
 GLOO_WAITS: Final = 5  # gloo waits for this many of its timeouts for a connection (its `waitUntilConnected`)
-ATTEMPTS: Final = 5  # to make a gloo group, each attempt with twice the time of the one before
+ATTEMPTS: Final = 5  # to make a gloo group, each with twice the time of the last
 LOOK_AGAIN_AFTER: Final = 0.01  # seconds between searches for new sockets of an aborted group still being made
 VERDICT: Final = "rdzv.group/verdict"
 GO_ON: Final = b"go on"

@@ -144,8 +144,6 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     `SystemExit(0)` under `torchrun`, where no caller could catch the error. The caller of `elastic_launch` gets the
     error from `shutdown`.
 
-    docs/pytorch.md explains ranks, drains, restarts and `torch_store=tcp`.
-
     Raises:
         RendezvousSettingsError: A parameter is wrong; a `ValueError`. The handler connects only when needed.
     """
@@ -193,8 +191,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def use_agent_store(self) -> bool:
         """True if rank 0's agent, not rank 0's worker, serves the workers' TCPStore at MASTER_ADDR:MASTER_PORT.
 
-        The agent's store is not used with `agent_store=0`, nor with PyTorch 2.4, whose workers put their restart count
-        before all keys: agents of one round may have different counts.
+        The agent's store is not used with `agent_store=0`, nor with PyTorch 2.4: its workers prefix all keys with a
+        restart count, which may differ between agents of a round.
         """
         return self._settings.agent_store is not False and not KEYS_BY_RESTARTS
 
@@ -396,7 +394,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
         A store whose host is about to leave counts as one node.
 
-        Above 0, the agent restarts its workers. In a closed run it is 0. A member with a failed worker counts as lost.
+        If the number is above 0, the agent restarts its workers. In a closed run the number is 0. A member with a
+        failed worker counts as lost.
         """
         handler, monitor, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:

@@ -206,7 +206,7 @@ class Agent:
 
 
 def agent_above() -> Agent | None:
-    """Return the agent on the call stack; None without one, or if its code is unknown."""
+    """Return the agent on the call stack; None if there is none, or if its code is unknown."""
     for frame in _frames(sys._getframe()):
         if frame.f_code.co_name == "_invoke_run" and frame.f_globals.get("__name__") == _AGENT:
             agent, problem = frame.f_locals.get("self"), ""

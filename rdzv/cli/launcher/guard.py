@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 POLL = 20  # milliseconds
 CANNOT_EXECUTE = 126  # the exit status, as in shells, if execution fails
 IN_PASSING = 0x80  # marks signals that shall not end the group; larger than any signal number
-STARTED: set[int] = set()  # pids of the launcher's children, not reaped as orphans
+STARTED: set[int] = set()  # pids of the launcher's children; other children of process 1 are orphans to reap
 # The guard ignores these signals: Slurm sends them to every process of a job, and the launcher sends them to the group.
 PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 

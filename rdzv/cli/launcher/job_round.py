@@ -206,7 +206,7 @@ class JobRound:
         return None
 
     async def report_end(self) -> None:
-        """Report that this node ends the round, before its processes end and so make other nodes' processes fail."""
+        """Report that this node ends the round, before the end of its processes makes other nodes' processes fail."""
         await self._handler.call(self.monitor.claim_end())
 
     @property

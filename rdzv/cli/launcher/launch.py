@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-SAID_AGAIN_AFTER: Final = 30.0  # seconds
+SAID_AGAIN_AFTER: Final = 30.0  # seconds until an unchanged reason is printed again
 EXPLAINED_AFTER: Final = 2.0  # seconds until the reason of a wait is printed, and between checks of the reason
 ANSWERED_WITHIN: Final = 2.0  # seconds for requests whose answers are only printed
 
 AGAIN: Final = "again after a second: at once"
 FILES_NEEDED: Final = 40  # the open files that a launcher needs to host the store
 FILES_OF_PROCESS: Final = 5
-REAPS_EVERY: Final = 1.0  # seconds
+REAPS_EVERY: Final = 1.0  # seconds between searches for ended orphans
 PAIR_WITHIN: Final = 0.002  # seconds between two signals that a supervisor sends at once
 NO_SIGNAL: Final = 0
 PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -161,7 +161,7 @@ class _Launcher:
 
     def _stop(self, number: signal.Signals) -> None:
         self._signal = number
-        if self._connected is not None:  # now, so that this node hosts a next store only if no other does
+        if self._connected is not None:  # say at once that this node leaves, so that another hosts a next store
             self._connected.leaves_because(f"its launcher was told to stop by {number.name}")
         self._scope.cancel()
 

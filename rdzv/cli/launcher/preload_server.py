@@ -9,7 +9,7 @@ and JSON of that length. The files control, report, stdin, stdout and stderr are
     {"command": [...], "argv": [...], "module": bool, "env": {...}, "files": n}
 
 For each request this process forks a guard, which forks the worker (`guard.fork_guarded`). The worker runs the script
-or module as the interpreter would. The worker's `sys.stdout` is buffered as that of this process.
+or module as the interpreter would. The worker's `sys.stdout` is buffered like this process's.
 
 Workers share the state of the imported modules, such as the hash seed. Their random states differ: each worker seeds
 NumPy anew, and the standard library seeds itself. If a module has

@@ -93,7 +93,7 @@ def _keep_times(before: Any, now: Any) -> Any:
             return now
 
 
-HOURS_FROM: Final = 1e9  # larger numbers are times of day, in seconds since 1970
+HOURS_FROM: Final = 1e9  # larger numbers are Unix times
 WAVERS: Final = 1.0  # seconds by which a time of day may vary, as it is computed from an age
 
 
@@ -104,7 +104,7 @@ def _keep_member_times(before: dict[str, Any] | None, now: dict[str, Any]) -> di
 
 
 def message(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
-    """Return a page's next server-sent event: the whole state, later the changes, or without any a `beat`."""
+    """Return a page's next server-sent event: at first the state, then the changes, or a `beat` without any."""
     at, told = round(now["now"], 2), now if before is None else changes(before, now)
     if not told:
         return f"event: beat\ndata: {at}\n\n".encode()

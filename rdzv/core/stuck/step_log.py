@@ -1,4 +1,4 @@
-"""One member's progress, and notes about it in keep-alives: with durations, not times, as clocks differ."""
+"""One member's progress, and notes about it in keep-alives. Notes have durations instead of times, as clocks differ."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rdzv.node.coordinator.term_context import TermContext
 
 LOOKS_EVERY = 0.5  # seconds, at least, between checks for stuck members
-LOOKS_EVERY_PER_NODE = 0.0005  # seconds per member between looks for stuck members, as the response grows with them
+LOOKS_EVERY_PER_NODE = 0.0005  # the same per member, as the store's answer grows with their number
 # A lease with a smaller share of its TTL left is not being renewed: a renewed lease has at least twice this share.
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
 ASKED_ABOUT_MOST: Final = 256  # in a round with more live members, asking the store about each takes too long
@@ -131,7 +131,7 @@ class AccusationWatch:
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 
     async def _share_left(self, node_id: str, *, at_most: float) -> float:
-        """Return the share of its TTL that a node's lease has left; 1 without a lease, or over `at_most` seconds."""
+        """Return the share of its TTL that a node's lease has left; 1 if it has no lease, or over `at_most` seconds."""
         record = await self.context.store.get(self.context.keys.node(node_id))
         if record is None or record.lease is None:
             return 1.0

@@ -12,7 +12,7 @@ they are written before the commit.
 
 If a round has more members than a transaction may have conditions (etcd: 128), the coordinator first writes a marker
 among the nodes' keys. Once the watch has delivered the marker, the coordinator knows all earlier events, and decides
-anew. A node lost during the commit's round trip may be in the round, as a loss after completion (promise R4).
+anew. A node lost during the commit's round trip may be in the round; it counts as lost after completion (promise R4).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class CoordinatorTerm:
             self._hour_changed.set()
 
     async def _keep_time_of_day(self) -> None:
-        """Renew the run's lease with a note of the time of day, read while no node coordinates."""
+        """Renew the run's lease with a note of the time of day, for readers while no node coordinates."""
         while True:
             self._hour_changed.clear()
             with contextlib.suppress(StoreError):  # try again later
@@ -323,7 +323,7 @@ class CoordinatorTerm:
             log.info("run %s: %s", self._keys.run_id, reason)
 
     async def _commit_if_there_is_room(self, decision: Complete) -> int | None:
-        """Commit a round. If the store is full, delete the last round's shared keys, then report a full store."""
+        """Commit a round. If the store is full, first delete the last round's shared keys; next time report it."""
         no_more_room = self._view.round is self._made_room_of
         try:
             return await self._commit(decision)
@@ -444,7 +444,7 @@ class CoordinatorTerm:
             checked=len(members) > 1 and all(record.checks for record in decision.members),
             **pack_arrivals([member.arrival for member in members]),
         )
-        self._shared.used = True  # from now on: the round may have this lease even if the commit's answer is lost
+        self._shared.used = True  # the round may have this lease even if the commit's answer is lost
         return round
 
     async def _write_marker(self) -> int:

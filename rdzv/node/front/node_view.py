@@ -72,7 +72,7 @@ class NodeView:
 
     @property
     def store_settings(self) -> Settings:
-        """The settings, with the present store as the only host, for clients of a round's shared store."""
+        """The settings for clients of a round's shared store: their only host is the present store."""
         return self.own_node.store_settings()
 
     def check_usable(self) -> None:

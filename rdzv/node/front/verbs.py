@@ -174,7 +174,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
 async def all_here(node: Node, *, timeout: float) -> bool:
     """Wait until every member of this round has called this; return False if a member has gone before.
 
-    PyTorch's agents need this, as they block on each other next: a member can die before it learns of its round.
+    PyTorch's agents call this, as they then block on each other, and a member can die before it learns of its round.
     All callers get the same answer: True if the last member has called, False if a member has noticed a loss or
     departure before. If a live member does not call in time, return True: the caller's next step will time out.
 
@@ -237,7 +237,7 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
             after = change(before)
             if after == before:
                 return after
-            # Earlier releases know the first key alone.
+            # Earlier releases know only the first key.
             writes = [Put(key, after, lease=lease), Put(node.keys.tally_copy, after, lease=lease)]
             if (await store.transact(when=[when.mod_revision(key) == at], then=writes)).succeeded:
                 return after
@@ -318,7 +318,7 @@ ping = of_run(Run.ping)
 
 @runs_to_completion
 async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id: str | None = None) -> None:
-    """Announce that this node, or another one, will leave; before, the members of its round stop together.
+    """Announce that this node, or another one, will leave; first the members of its round stop together.
 
     Members that use `rounds()` stop at one agreed `check`; for other members `changes()` gives `Draining`. If the node
     is still in the round after `within` seconds, it is removed, which the others see as a loss.

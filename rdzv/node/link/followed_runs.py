@@ -107,7 +107,7 @@ class FollowedRun:
         return replace(later, reason=reason_of(self._follower.head, later, now=now)), history
 
     def time_of_day(self) -> float:
-        """Return the run's present time of day, in seconds since 1970."""
+        """Return the run's present time of day, as Unix time."""
         assert self._read is not None, "it was refreshed"
         return self._read[0].now + self._store.time() - self._read_at
 

@@ -117,7 +117,7 @@ class HeadWatcher:
             self.notify_listeners()
 
     def note_coordinator(self, there: object, *, revision: int) -> None:
-        """If no coordinator is known, set it from its key as of `revision`, unless the watch is as far."""
+        """If no coordinator is known, set it from its key as of `revision`, unless the watch is past that revision."""
         if isinstance(there, Entry) and self.head.coordinator is None and revision > self.seen:
             coordinator = Coordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
             self.head = replace(self.head, coordinator=coordinator)

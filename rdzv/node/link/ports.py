@@ -26,7 +26,7 @@ class HeldPort:
         self._ports = range(int(first), int(last or first) + 1)
 
     def reserve(self) -> int:
-        """Return the held port, or the first if the range's are in use; raise NoFreePortError if there is none."""
+        """Return the held port; if all in the range are in use, the first; without a range, raise NoFreePortError."""
         if self._socket is None:
             self._socket = next(filter(None, map(_bind_to_port, self._ports)), None)
             if self._socket is None:

@@ -309,7 +309,7 @@ class Joining:
                 self._tried += TICK
 
         async def wait_for_verdict() -> None:
-            """Wait for rank 0's verdict. Rank 0 listens no more then, so a paused process stops trying."""
+            """Wait for rank 0's verdict, after which rank 0 does not listen: a paused process stops trying."""
             await anyio.sleep(HEAR_AFTER)
             with contextlib.suppress(StoreError, RendezvousStateError):
                 (entry,) = await link.store.wait([key], timeout=WITHIN + HEARD_WITHIN)

@@ -33,7 +33,7 @@ WITHDRAW_TRIPS = 4  # round trips of a withdrawal: two writes, and the report of
 
 
 async def announce_move(part: NodeState, link: StoreSession, *, after: float = 0.0) -> None:
-    """If this node hosts the store and another host may follow, announce the store's end: then no round completes."""
+    """If this node hosts the store and another host may follow, announce the store's end: no more rounds complete."""
     if not (part.settings.endpoint.has_successors and link.hosts_store()) or link.follower.head.moves:
         return
     ttl, membership = after + part.settings.close_timeout, part.membership

@@ -160,8 +160,8 @@ class Run:
             node_id: The node.
             reason: Shown to the node, and in the status.
             where: An attribute and its value, instead of `node_id`: all nodes that have it, also later ones.
-            now: Also remove them from their round at once. Waiting nodes are removed in any case.
-            lasts: Seconds after which the ban expires; None: when lifted.
+            now: Also remove banned members from their round at once. Waiting nodes are removed in any case.
+            lasts: Seconds after which the ban expires; None: only when lifted.
         """
         name, attribute = _ban_target(node_id, where)
 
@@ -262,7 +262,7 @@ class Run:
         return status, history, account(self.run_id, history, now=time_of_day, waited=status.waited)
 
     async def time_of_day(self) -> float:
-        """Return the run's present time, in seconds since 1970; see `rdzv.core.history`."""
+        """Return the run's present time of day, as Unix time; see `rdzv.core.history`."""
         return await read_clock(self.store, self.keys)
 
     async def check_exists(self) -> None:
