@@ -50,8 +50,8 @@ class Verdict(Stored, kw_only=True):
 def make_verdict(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> Verdict:
     """Return rank 0's verdict on a round in which some ranks have not connected to it.
 
-    `missing` has the unconnected ranks; it is empty if rank 0 could not listen. `again`: this node was an unreached
-    rank 0 before; it was chosen again because every other candidate was one, too.
+    `missing` has the unconnected ranks; it is empty if rank 0 could not listen. `again`: members did not reach this
+    node when it was rank 0 before; it was chosen again because the same is true of every other candidate.
     """
     here = size - len(missing)
     # Of two nodes, either may be to blame: the other node is left out only after it was rank 0 itself.

@@ -158,7 +158,7 @@ class Membership:
             self._set_over(f"round {later.number} was completed without this node", dropped=True)
         if stop is not None and stop.decided and stop.round == self.round.number and self.round.in_steps:
             gate.decide(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
-        if progress is not None and self.over is None:  # later, the lost nodes may include this one
+        if progress is not None and self.over is None:  # later, the lost nodes may include this node
             self.lost_ids = progress.lost_ids
         self.listeners.notify()
 

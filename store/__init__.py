@@ -1,6 +1,6 @@
 """A key-value server for coordination, and its clients: compare-and-set, leases, watches, transactions, over TCP.
 
-It can be used without `rdzv`::
+The package works without `rdzv`::
 
     async with store.serve() as server, store.connect(server.url) as client:
         await client.put("greeting", b"hello")

@@ -1,7 +1,6 @@
 """The methods of a store: each makes one kind of request by `call`.
 
-Blocking calls run the same coroutines over `BlockingAsAsync`, where they never wait; `run_at_once` runs each in one
-step.
+Blocking calls run the same coroutines over `BlockingAsAsync`, where they never wait, in one step (`run_at_once`).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class ConnectionLost(StoreError):
 
 
 class StoreReplaced(ConnectionLost):
-    """Another store answers than the one this client knew (promise S10)."""
+    """A store answers that is not the store that this client knew (promise S10)."""
 
 
 class StoreTimeoutError(StoreError, TimeoutError):

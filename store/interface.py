@@ -3,7 +3,7 @@
 A store on another system (etcd, a fake in tests) implements `call` and `watch` and inherits the rest.
 
 Every call takes `timeout=` in seconds; the default is the client's own, but none for `wait`. Write calls take `when=`,
-conditions made by `store.when`; if one is false, nothing is written.
+conditions made by `store.when`; if a condition is false, nothing is written.
 
 An etcd cluster promises less (docs/promises.md, docs/operating.md), and differs:
 
@@ -191,7 +191,7 @@ class BlockingStore(BlockingCalls):
 
     @abstractmethod
     def interrupt(self, error: StoreError) -> None:
-        """Make every call under way, and every later one, raise `error`. From any thread."""
+        """Make every present and later call raise `error`. From any thread."""
 
     @abstractmethod
     def end_waits(self) -> None:

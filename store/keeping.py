@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-SUSPENDED_LEAST = 1.0  # seconds; a shorter one may be only a pause between the readings of two clocks
+SUSPENDED_LEAST = 1.0  # seconds; a shorter suspension may be only a pause between the readings of two clocks
 RENEWALS_PER_TTL = 3  # a lease survives two lost keep-alives
 LATE = 1.0  # seconds; if a keep-alive is later than this, its note says so
 UNANSWERED = 1.7  # seconds without an answer to keep-alives before `on_silence` is called
@@ -214,7 +214,7 @@ class HeldLease:
         return self._belief.until
 
     def note_cut(self, cut_at: float) -> None:
-        """Note the end of a connection: renew the lease on another one, or report its loss in time."""
+        """Note the end of a connection: renew the lease on another connection, or report its loss in time."""
         self._belief.note_cut(cut_at)
         self.renew_now()
         self._check_expiry()

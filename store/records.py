@@ -9,7 +9,7 @@ A record is a tuple of its fields: it is made and compared in C, and msgpack pac
 comes first in the tuple, and tells kinds of records apart. Records without a code are equal if their fields are, so do
 not mix their kinds in `==`, sets or keys.
 
-`Put.read` makes a record of a received tuple, and `Put.check` checks one before it is sent, by the same rules:
+`Put.read` makes a record of a received tuple, and `Put.check` checks a record before sending, by the same rules:
 
 - A type accepts its own values, and converts those of subclasses; but `bool` is no `int`.
 - `float` also takes an `int`, `bytes` any buffer, and `tuple[X, ...]` a list.

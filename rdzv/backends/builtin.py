@@ -54,7 +54,7 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> HandlerToEnter:
 
     Args:
         url: `scheme://host[:port]/run_id?parameters`.
-        overrides: Parameters as keywords. They override the URL, which overrides `RDZV_<NAME>` in the environment.
+        overrides: Parameters as keywords. Keywords override the URL, which overrides `RDZV_<NAME>` in the environment.
 
     Raises:
         RendezvousSettingsError: A parameter is wrong; the message names it, its value and the remedy.

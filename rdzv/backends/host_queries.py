@@ -1,4 +1,4 @@
-"""Finds the one of a URL's several hosts that serves the store, and connects to it."""
+"""Finds which of a URL's several hosts serves the store, and connects to it."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """When a node starts the embedded store, and when the node ends the store.
 
-A node on the machine of the URL's host starts the store when it first looks for one and no process listens yet. A node
-never starts a store on a reconnect: a live run must not get a second, empty store.
+A node on the machine of the URL's host starts the store when it first looks for a store and no process listens yet. A
+node never starts a store on a reconnect: a live run must not get a second, empty store.
 
 The store dies with its host's process. After the host's own node has left, the store stays until no other client is
 connected, for at most `close_timeout`.
 
 New nodes must not join in a store that is shutting down. So its host first writes a key that forbids joining. A
-rejected node looks for another store (`Node`), which one such node starts once the port is free.
+rejected node looks for another store (`Node`); one of the rejected nodes starts it once the port is free.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ A backend is a creator: a function from `RendezvousParameters` to a `RendezvousH
 Registration in code has precedence. Entry points are looked up only for an unregistered scheme: a broken package
 affects only its users. Schemes are case-insensitive, as in URLs.
 
-`RendezvousParameters` is compatible with PyTorch's class, so that creators for PyTorch can use it. The class has no
-repr, as it may contain secrets.
+`RendezvousParameters` is compatible with PyTorch's class. The class has no repr, as it may contain secrets.
 """
 
 from __future__ import annotations

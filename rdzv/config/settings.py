@@ -9,8 +9,8 @@ torchrun's `--rdzv-conf` is passed on as keywords. In `--rdzv-conf` and URLs, bu
 older name, such as `timeout`, and PyTorch's pair `keep_alive_interval` x `keep_alive_max_attempt` may stand for `ttl`.
 Keywords that are None are ignored. Unknown names are errors, except in the environment (launchers set RDZV_ROUND).
 
-Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. If both are
-given, the one from the stronger place counts; both in one place are an error.
+Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. If both forms are given, the
+form from the stronger place counts; both in one place are an error.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ Unless configured, a node's address is the one that the store sees, which is wro
                                   the node knows from which address its own system sends.
 
 So a node's record has the addresses of both ends of its connection to the store, and the coordinator replaces wrong
-addresses when it completes a round. If the store has several servers (etcd), a server's address replaces only addresses
-of nodes on that server's host.
+addresses when it completes a round. With several servers (etcd), a server's address is only for nodes on its host.
 
 A loopback address is published only if all members are on one host.
 """

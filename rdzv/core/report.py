@@ -1,7 +1,6 @@
 """A run's state and cost, as data for `rdzv status --json` and the HTTP server.
 
-`docs/status.schema.json` describes the fields. `VERSION` increases when a field is removed or changes its meaning; new
-fields may be added at any time.
+`docs/status.schema.json` has the fields. `VERSION` increases if a field is removed or changes, not if one is added.
 """
 
 from __future__ import annotations
@@ -346,7 +345,7 @@ class Account:
 
 
 def account(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
-    """Return a run's cost until `now` (None: its last known time); `waited`: seconds of its current wait."""
+    """Return a run's cost until `now` (None: the last known time); `waited`: seconds of the run's current wait."""
     total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
     if other := history.past.losses - reasons.total():
         reasons["other"] = other

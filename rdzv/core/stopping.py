@@ -144,7 +144,7 @@ class StopAgreement:
         if standing.decided:
             # Like the first decision, the second one is to leave at once, as no answer has a step.
             return (Stop(round=round, decided=True, why=why), seen) if better and standing.step is None else None
-        # The answer of a member that has left since counts, too: it may have begun a step with the others.
+        # The answer of a member that has left meanwhile counts, too: it may have begun a step with the others.
         answers = {who: begun.step for who, begun in tuple(self._answers.items()) if begun.round == round}
         if not self.has_read_all or any(node_id not in answers for node_id in members):
             return None

@@ -212,8 +212,7 @@ class View:
     ) -> None:
         """Apply one event of the watch on nodes' records.
 
-        `bans` tell why records were deleted. From `last_call_timeout` follows when the previous coordinator's last call
-        began.
+        `bans` tell why records were deleted. `last_call_timeout` tells when the previous coordinator's last call began.
         """
         if event.kind == "reset":
             self.synced = False
@@ -291,7 +290,7 @@ class View:
         """The lost nodes that may come back; empty unless a waiting node's record says that an outage dropped the node.
 
         An outage ends for all nodes that it cut off. Killed nodes cannot be told from these, so the last call limits
-        the wait. A round may have completed during the outage, so nodes lost by the round before that one count, too.
+        the wait. A round may have completed during the outage, so nodes that the round before had lost count, too.
         """
         if not any(record.lapsed_in >= max(self.number - 1, 0) for record in self.waiting.values()):
             return set()
@@ -339,8 +338,8 @@ class View:
             return
         self.waiting[record.node_id] = record
         if member is not None and (record.arrived_after < self.number or record.lapsed_in == self.number):
-            # The member arrives anew without having left: it was lost, or the reply to its former arrival was. Count it
-            # as lost, so that others do not wait for it.
+            # The member arrives anew without having left: either the member was lost, or the reply to its former
+            # arrival was. Count the member as lost, so that others do not wait for it.
             self._missed.setdefault(record.node_id, _GoneMember(left=False, why=self._why_unseen(record.node_id)))
         if record.gave_up:
             self.gave_up[record.node_id] = record

@@ -140,7 +140,7 @@ class Frame:
 
     status: RunStatus
     cost: Account | None = None  # the run's cost when `status` was read
-    read_ago: float = 0.0  # since `status` was read
+    read_ago: float = 0.0  # seconds since `status` was read
     silent_for: float | None = None  # the time without an answer of the store; None if it answers
     answers_in: float = 0.0  # the duration of the last round trip to the store
 

@@ -143,7 +143,7 @@ class _Site:
 
 
 def security_policy_of(page: str) -> str:
-    """Return the page's Content-Security-Policy: it runs only its own script and style, and no page may frame it."""
+    """Return the page's Content-Security-Policy: only the page's own script and style run, and no page may frame it."""
 
     def hash_of(tag: str) -> str:
         source = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]

@@ -102,7 +102,7 @@ class RunReader:
                 told, now = await look(), self._client.time()
                 self._answers = {one: known for one, known in self._answers.items() if known[1] > now}
                 pause = FRESH_FOR * (now - began)
-                # Read the next change almost at once, but if a change has caused this reading, too, only after `pause`.
+                # The next change is read almost at once; but if a change has caused this reading, only after `pause`.
                 self._answers[what] = now + max(SPACED, has_changed * pause), now + max(FRESH, pause), told
             return cast("T", told)
 

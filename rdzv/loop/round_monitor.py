@@ -236,7 +236,7 @@ class RoundMonitor:
         A member that cannot report that it has finished returns, to meet again with the others.
         """
         self.phase = WorkPhase.AT_END
-        self.membership.beats.finish()  # no member expects more steps of this one
+        self.membership.beats.finish()  # no member expects more steps of this member
         self.membership.gate.finish()
         self.notify()
         try:

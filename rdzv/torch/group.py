@@ -2,8 +2,8 @@
 
 **gloo.** `gloo_sockets` ends collectives of gloo.
 
-**nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout; each member's
-node tells it of the loss. An abort waits for the GPU, so it runs in a thread, which `close` waits for. docs/pytorch.md
+**nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout; each node tells
+its member of the loss. An abort waits for the GPU, so it runs in a thread, which `close` waits for. docs/pytorch.md
 says why `make` requires two environment variables. Besides, without TORCH_NCCL_BLOCKING_WAIT=1 a collective returns
 before the GPU is done. This code follows PyTorch's documentation and sources, and has never run on a GPU.
 """

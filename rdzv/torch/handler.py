@@ -136,13 +136,11 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     others meet again. A member that dies in the milliseconds after the return still costs the others `read_timeout`.
 
     **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it at each end of an agent except by a
-    signal, at which the node only leaves. A node that was dropped, or could not join the next round, leaves, too: the
-    others go on without it.
+    signal, at which the node only leaves. A node that was dropped, or could not join the next round, also only leaves.
 
     **Spares.** When the run is closed, a spare gets PyTorch's `RendezvousGracefulExitError`. PyTorch's agent (2.13 and
-    before) accepts it, but then raises AttributeError for the missing result. So `next_rendezvous` raises
-    `SystemExit(0)` under `torchrun`, where no caller could catch the error. The caller of `elastic_launch` gets the
-    error from `shutdown`.
+    before) accepts it, but then raises AttributeError for the missing result. So under `torchrun` `next_rendezvous`
+    raises `SystemExit(0)`. A caller of `elastic_launch` gets the error from `shutdown`.
 
     Raises:
         RendezvousSettingsError: A parameter is wrong; a `ValueError`. The handler connects only when needed.
@@ -392,10 +390,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return the number of nodes that require a new round: waiting, leaving, or with `regroup_on_loss` lost.
 
-        A store whose host is about to leave counts as one node.
-
-        If the number is above 0, the agent restarts its workers. In a closed run the number is 0. A member with a
-        failed worker counts as lost.
+        A store whose host is about to leave counts as one node, and a member with a failed worker as lost. In a closed
+        run the number is 0; if it is above 0, the agent restarts its workers.
         """
         handler, monitor, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:

@@ -103,7 +103,7 @@ class _Joined:
     def next_round(
         self, timeout: timedelta, segments: str, *, expected_rank: int, expected_size: int
     ) -> tuple[dist.Store, int, int]:
-        """Return store, rank and world size of the next round, or of the current one if the segments are new in it."""
+        """Return store, rank and world size of the next round; of the current round if the segments are new in it."""
         if self._round is None or segments in self._used:
             self._used.clear()
             self._round = self._join_round(timeout)

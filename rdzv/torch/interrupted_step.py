@@ -54,7 +54,7 @@ class InterruptedStep:
         self._begun: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._steps = 0  # finished optimizer steps
         self._steps_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # when a model was copied
-        self._steps_at_checks = 0, 0  # at the `check` before the last one, and at the last one
+        self._steps_at_checks = 0, 0  # `_steps` at the last two calls of `check`
         self._has_warned = False
 
     def remember(self) -> None:

@@ -1,7 +1,7 @@
 """The names of PyTorch that `rdzv.torch` uses, with the releases that have them.
 
-Importing this module imports PyTorch, or says how to install it. `tests/rdzv/torch/private_names.py` lists the names
-that PyTorch does not document.
+Importing this module imports PyTorch, or says how to install it. `tests/rdzv/torch/private_names.py` lists the
+undocumented names.
 """
 
 from __future__ import annotations
@@ -137,8 +137,7 @@ def count_groups_anew() -> None:
     """Reset the number of the next default group of this process.
 
     PyTorch numbers default groups since the last destroyed one, and the number is in all of the group's keys. A failed
-    `init_process_group` increases it, and leaves no group to destroy: the next group would wait for keys with another
-    number than the other members'.
+    `init_process_group` increases it, but leaves no group to destroy: the next group would wait for wrong keys.
     """
     if world_of_groups is not None and not dist.is_initialized():
         world_of_groups.group_count = 0

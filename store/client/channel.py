@@ -454,7 +454,7 @@ class Channel:
             self.connection.abandon(item)
         if not self.leases:
             self.close()
-        elif self.sock is not None:  # keep the socket open until another one has renewed the leases
+        elif self.sock is not None:  # keep the socket open until another connection has renewed the leases
             self._close_previous()
             self._previous, self.sock = self.sock, None
             self._drop()

@@ -15,7 +15,7 @@ from store.client.timeouts import HEARTBEAT
 if TYPE_CHECKING:
     from store.client.timeouts import Timeouts
 
-HEARTBEATS_OF_BUSY = 6.0  # `HEARTBEAT`s before hanging up, if the peer's system acknowledges all data; otherwise one
+HEARTBEATS_OF_BUSY = 6.0  # `HEARTBEAT`s before closing, if the peer's system acknowledges all data; otherwise after one
 WATCHES_HEAR_EVERY = 20.0  # seconds between pings whose answers tell watches the store's revision
 LATE = 0.1  # seconds; if a call of `check` is later than this, the event loop was busy
 LOOKS = 8  # the most calls of `check` during one wait for an answer

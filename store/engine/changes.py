@@ -121,7 +121,7 @@ class Changes:
         return self._leases.grant(terms, peer=peer)
 
     def end_lease(self, lease: LeaseRecord, *, most: int, cause: Cause = "") -> int:
-        """End a lease; delete up to `most` of its keys, and return their number. It stays due while it has keys."""
+        """End a lease; delete up to `most` of its keys, and return their number. A lease with keys stays due."""
         going = sorted(islice(lease.keys, most))
         for key in going:
             self.erase(key, cause=cause)

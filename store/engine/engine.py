@@ -8,8 +8,7 @@ the store is linearizable (promise S1). `Engine.apply` works in this order:
     3. The changes are made, all at the next revision.
     4. Events for watches and answers to parked waits are collected.
 
-Leases expire only in `tick`. Before each `tick`, the server reads its sockets: a keep-alive that has arrived counts
-(S5).
+Leases expire only in `tick`. Before each `tick`, the server reads its sockets: arrived keep-alives count (S5).
 """
 
 from __future__ import annotations

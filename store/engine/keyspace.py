@@ -5,7 +5,7 @@ Memory is also counted by group (promise S6): the keys that begin with the same 
 
 The keys that coordinate a run (`coordinates_run`) may exceed the limits a little: see docs/limits.md.
 
-Keys are in short sorted lists, so that an insert moves few pointers. Their order is that of their UTF-8 bytes.
+Keys are in short sorted lists, so that an insert moves few pointers. Keys are ordered by their UTF-8 bytes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 When a process dies, its operating system closes all its connections within a millisecond, without a goodbye. A process
 is assumed dead once its last connection has closed without a goodbye, until it connects again. Exceptions:
 
-- the server has closed one of its connections, or the system has given one up (`ConnectionEnd.CUT`);
+- the server or the system has cut one of its connections (`ConnectionEnd.CUT`);
 - many processes seem to die at once (`_many_seem_dead`);
 - it has no leases: only leases depend on a process's death.
 """

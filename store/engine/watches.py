@@ -50,7 +50,7 @@ class Watches:
         self.by_prefix: dict[str, dict[int, dict[int, None]]] = {}  # the ids of watches, by prefix and peer
         self._prefixes: dict[int, dict[int, str]] = {}  # watched prefixes, by peer and watch id
         self._lengths: dict[str, dict[int, int]] = {}  # by group: the number of prefixes of each length
-        self._sorted_lengths: dict[str, list[int]] = {}  # by group, ascending; lengths above a key's are skipped
+        self._sorted_lengths: dict[str, list[int]] = {}  # by group, ascending, as lengths above a key's are skipped
         self._of_many_lengths: set[str] = set()  # groups whose prefixes have more than `LENGTHS_FEW` lengths
         self._count = 0
         self.bytes: int = 0

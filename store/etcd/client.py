@@ -132,7 +132,7 @@ class Client(interface.Store):
         return self
 
     async def open(self) -> None:
-        """Prepare for calls; the first one connects."""
+        """Prepare for calls; the first call connects."""
         self._loop = running_loop()
         self.members.clients.append(self)
         await self.members.start()

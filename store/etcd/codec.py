@@ -160,7 +160,7 @@ def compare(condition: Condition) -> Fields:
 
 
 def condition_error(conditions: Sequence[Condition]) -> ConditionFailed:
-    """Return the error for conditions of which one does not hold."""
+    """Return the error for conditions that do not all hold."""
     return ConditionFailed(" or ".join(condition.broken for condition in conditions[:4]))
 
 

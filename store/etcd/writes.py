@@ -1,8 +1,7 @@
 """A write to an etcd cluster: repeated until it is answered, and done once.
 
 **Leases of a transaction** are granted just before it, except leases on which it only creates keys: usually the key
-exists, and with it the lease. If the key is missing, etcd does nothing and reports a missing lease, which is then
-granted.
+exists, and with it the lease. If the key is missing, etcd only reports a missing lease, which is then granted.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 FIRST: Final = (3.0, 10.0, 30.0)  # seconds of waiting at which a line is logged; later at each doubling
-FORGOTTEN_AFTER: Final = 10.0  # seconds; a failure later than this after the last one begins a new outage
+FORGOTTEN_AFTER: Final = 10.0  # seconds; if the last failure is longer ago than this, a failure begins a new outage
 
 _waiting: defaultdict[str, list[object]] = defaultdict(list)  # the waits for each store, by its name, oldest first
 

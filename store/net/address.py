@@ -41,7 +41,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Parse the URL of a store; raise `StoreUsageError` if it is not one."""
+        """Parse the URL of a store; raise `StoreUsageError` for any other text."""
         try:
             url.encode()  # raises for surrogates
             parts = urlsplit(url)

@@ -90,7 +90,7 @@ class Addresses:
         """Return the addresses in the order to try; None if no address has worked yet and the lookup is slow: retry."""
         if not self.literal and time.monotonic() >= self._holds_until:
             looking, wait = self._looking, not self._has_worked
-            if looking is None or not looking.is_alive():  # only one lookup runs at a time: it may take minutes
+            if looking is None or not looking.is_alive():  # only one lookup runs at a time: a lookup may take minutes
                 looking = threading.Thread(target=self._look_up_aside, name=f"look up {self.host}", daemon=True)
                 wait = True
                 looking.start()

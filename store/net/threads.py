@@ -73,8 +73,7 @@ class Flag:
         wake = opened.release
         self._waiting.append(wake)
         try:
-            # Wait for short times: a signal that comes just before the wait, or in another thread, does not interrupt
-            # it.
+            # Wait for short times: a signal just before the wait, or in another thread, does not interrupt the wait.
             while not self._is_set:
                 left = LOOK if deadline is None else min(deadline - time.monotonic(), LOOK)
                 if opened.acquire(timeout=max(left, 0.0)):

@@ -1,8 +1,8 @@
 """The awaited recipes; see `store.recipes`. `blocking` wraps them.
 
 Each client in a lock's queue writes one key on its own lease: its *place*. The queue is in the order of the keys'
-`create_revision`. A waiting client sends one `Wait` for a key that is never written; it fails when the client's own
-place or the place ahead is deleted. The keys of a recipe are `line/<kind><lease>`, and `bell` for elections.
+`create_revision`. A waiting client sends one `Wait` for a key that is never written; this wait fails when the client's
+own place or the place ahead is deleted. The keys of a recipe are `line/<kind><lease>`, and `bell` for elections.
 """
 
 from __future__ import annotations

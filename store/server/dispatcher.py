@@ -46,7 +46,7 @@ class Dispatcher:
         self._outbox_bytes_max = peers.durability.engine.limits.outbox_bytes_max
         self._stopwatch = stopwatch
         self._request_pass = request_pass
-        # For each change: its pending notifications, by peer, and the function that queues one.
+        # For each change: its pending notifications, by peer, and the function that queues a notification.
         self._announcements: deque[tuple[OrderedDict[int, Sequence[Any]], Callable[[Peer, Any], None]]] = deque()
         self._owed = Counter[int]()  # the number of pending notifications, by peer
         self._ended: set[tuple[int, int]] = set()  # ended watches: their pending notifications are dropped

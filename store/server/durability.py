@@ -2,8 +2,7 @@
 
 If the journal cannot write, the server reads the store back from the disk, without the lost steps, which were never
 acknowledged. After a failed write the server drops its connections, refuses writes, and tries the disk again each
-second. After a failed fsync, it is unknown whether the last group is on disk, so clients wait for a later durable
-commit.
+second. After a failed fsync, the last group may be on disk or not, so clients wait for a later durable commit.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ class RequestScheduler:
         """Wait until all peers that now wait for their first turn have had it."""
         came = self._turns.came
         while self._turns.is_unserved(came):
-            await anyio.lowlevel.checkpoint()  # one pass of the loop, which gives waiting peers turns
+            await anyio.lowlevel.checkpoint()  # one pass of the loop gives waiting peers their turns
 
     def seconds_waiting_by_peer(self, now: float) -> dict[int, float]:
         """Map the id of each peer with waiting requests to their seconds of waiting."""

@@ -109,7 +109,7 @@ class _Launcher:
                 if self._signal is not None and handler.hosts_store:
                     stays = f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}"
                     asyncio.get_running_loop().call_later(EXPLAINED_AFTER, say_error, stays)
-                self._scope = everything  # a signal ends the hosted store's wait for other nodes to leave
+                self._scope = everything  # from now on, a signal ends the hosted store's wait for other nodes to leave
         if status is None:
             assert self._signal is not None
             return SIGNALLED + self._signal
@@ -186,7 +186,7 @@ class _Launcher:
             self._stop(number)
 
     def _forward_signal(self, number: signal.Signals) -> None:
-        """Pass a signal on to the processes unless it repeats one; first wait `PAIR_WITHIN` for a SIGTERM."""
+        """Pass a signal on to the processes; before SIGHUP and SIGQUIT, wait `PAIR_WITHIN` for a SIGTERM."""
         if number in ENDING and self._signal is not None:
             self._asked_to_stop(number)
         elif number in ENDING:  # wait for SIGTERM: of two signals, the system delivers the lower number first

@@ -1,8 +1,8 @@
 """The startup code of the command's Python processes, which writes their stacks for the launcher.
 
 `rdzv run` puts a copy of this file, as `sitecustomize.py`, first in PYTHONPATH, so every Python interpreter imports it.
-The copy opens a file in the folder `RDZV_STACKS_DIR` and registers a handler of SIGNAL, in C, which writes the stacks
-of all threads to that file, even if Python is blocked. Then it locks the file. By the lock, which ends with the process
+The copy opens a file in `RDZV_STACKS_DIR` and registers a handler of SIGNAL, in C, which writes the stacks of all
+threads to that file, even if Python is blocked. Then the copy locks the file. By the lock, which ends with the process
 or at an `exec`, the launcher sees that the process handles the signal, and its pid in the launcher's own namespace.
 
 A user's own `sitecustomize` is imported after this one. The processes may run any version of Python, so this file keeps

@@ -1,7 +1,7 @@
 """The nodes' knowledge of a run whose store was lost, which they carry to the next store.
 
 A node that connects to the next store writes a record of its knowledge (`LostStore`) there, unless that store has a
-record that outranks it. The record's settings, bans and closing are applied before the first round in the next store.
+record that outranks the node's. The record's settings, bans and closing apply before the next store's first round.
 
 Some members of the lost store's last round may still work while others meet in the next store. So the first round there
 waits for all members of that last round, except those in the process that served the lost store, but at most for `ttl`:

@@ -6,8 +6,7 @@ its own accusations do not count. One accuser is enough to expel a member with w
 `AccusationWatch`. If a connection closes and its peer is unknown, the accused is `UNNAMED`, and the store is asked
 about all members, unless they are many.
 
-Accusations are keys below the nodes' prefix: the coordinator's watch delivers them in order with the nodes' records,
-and no other node receives them.
+Accusations are keys below the nodes' prefix: only the coordinator's watch delivers them, in order with records.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rdzv.node.coordinator.term_context import TermContext
 
 LOOKS_EVERY = 0.5  # seconds, at least, between checks for stuck members
-LOOKS_EVERY_PER_NODE = 0.0005  # the same per member, as the store's answer grows with their number
+LOOKS_EVERY_PER_NODE = 0.0005  # the same per member, as more members make the store's answer longer
 # A lease with a smaller share of its TTL left is not being renewed: a renewed lease has at least twice this share.
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
 ASKED_ABOUT_MOST: Final = 256  # in a round with more live members, asking the store about each takes too long

@@ -4,9 +4,9 @@ The deciding task calls `decide`, carries out the returned act, applies events u
 the run, and decides anew. The term's other tasks change no picture: they queue facts (`TermContext.queue_facts`).
 
 The store rejects a coordinator's writes once another coordinator's term has begun. The keys of an attempt at a round
-have the term in their names, so a coordinator never reads the attempt of a dead one (promise R7).
+have the term in their names, so a coordinator never reads a dead coordinator's attempt (promise R7).
 
-A round is committed by one transaction, conditional on all facts of the decision. If one has changed, nothing is
+A round is committed by one transaction, conditional on all facts of the decision. If a fact has changed, nothing is
 committed, and the coordinator decides anew. A commit also writes the members' ranks; if they exceed one transaction,
 they are written before the commit.
 
@@ -115,7 +115,7 @@ class CoordinatorTerm:
     async def _take_over(self, round: Round | None, progress_entry: Entry | None, history: Entry | None) -> None:
         """Restore the previous coordinator's state from the store. The watch opens concurrently."""
         head = self._follower.head
-        # Use the progress as stored: the watch may still deliver an older one.
+        # Use the progress as stored: the watch may still deliver an older progress.
         progress = Progress.unpack_at(progress_entry.key, progress_entry.value) if progress_entry else None
         progress_at = head.progress_at if progress == head.progress else self._store.time()
         members: list[Member] = []

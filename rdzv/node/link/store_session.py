@@ -29,7 +29,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 ROUND_TRIPS_TO_RECONNECT = 3  # round trips of a reconnection: the connection, the greeting, the welcome
 SLOW = 0.5  # if the store takes this many seconds to answer, the reason of a waiting node says so
-ANSWERS_KEPT = 3  # answer times that a link keeps; the shortest counts as the round trip, others may be delayed
+ANSWERS_KEPT = 3  # answer times that a link keeps; the shortest counts as the round trip, as others may be delayed
 IF_HOSTED = "if a node hosted this store, it ended with that node's process; a store of `rdzv serve` does not"
 SAY_AWAY_AFTER = 2.9  # seconds that the store is disconnected before the first warning (R22)
 ASK_EVERY = 1.0  # seconds between checks that the store answers, at least, while a caller waits for it

@@ -1,6 +1,6 @@
 """Writes a node's record: an arrival is one transaction, conditional on the run's settings.
 
-An arrival also grants the record's lease. The first one also writes the settings, and takes the role of coordinator.
+An arrival also grants the record's lease. The first arrival also writes the settings and takes the coordinator role.
 """
 
 from __future__ import annotations

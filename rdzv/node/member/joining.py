@@ -288,7 +288,7 @@ class Joining:
             await cancel_and_wait(checking)
 
     async def _check_reachability(self, membership: Membership) -> Verdict | None:
-        """Check that all members reach rank 0. If one does not, rank 0 publishes a verdict, for which others wait."""
+        """Check that all members reach rank 0. If not, rank 0 publishes a verdict, for which the others wait."""
         part, link, round, rank = self.part, self.link, membership.round, membership.rank
 
         async def names_of(ranks: Collection[int]) -> list[str]:

@@ -50,7 +50,7 @@ class EndSignals:
                     signal.signal(number, self._handle)
 
     def leave(self, name: str) -> None:
-        """Handle more signals while the agent leaves; limit the time to leave unless the agent serves a store."""
+        """Handle further signals while the agent leaves; limit the time to leave unless the agent serves a store."""
         self._begin(signal.Signals[name])
         self.install(instead_of_others=True)
 

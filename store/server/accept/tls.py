@@ -284,7 +284,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._raw.resume_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set at which numbers of unsent bytes the inner protocol pauses and resumes."""
+        """Set the numbers of unsent bytes at which the inner protocol pauses and resumes."""
         self._raw.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
