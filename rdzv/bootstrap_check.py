@@ -142,7 +142,7 @@ async def listen_for_members(round: Round) -> list[int]:
 
 
 async def find_bootstrap_problem(round: Round, rank: int) -> str:
-    """Connect to rank 0, and wait until it confirms that all ranks have; return the problem in words, or ""."""
+    """Connect to rank 0, and wait until it confirms that all ranks have connected; return the problem, or ""."""
     problem, reached = "it does not answer", False
     began, pause = anyio.current_time(), TRY_AGAIN_FIRST
     with anyio.move_on_after(WITHIN + VERDICT_WITHIN):

@@ -1,8 +1,8 @@
 """Keeps leases: renews them in time, and knows when they may be lost.
 
 A lease is valid until its TTL has passed since the *sending* of the last acknowledged keep-alive, on this client's
-clock (promise R9), including time for which its machine was suspended. Once the client has noticed the end of a
-connection, a lease with `disconnect_ttl` or `gone_ttl` is valid for at most that many seconds more.
+clock (promise R9), including time for which the client's machine was suspended. Once the client has noticed the end of
+a connection, a lease with `disconnect_ttl` or `gone_ttl` is valid for at most that many seconds more.
 """
 
 from __future__ import annotations

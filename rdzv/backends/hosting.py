@@ -253,7 +253,7 @@ class Hosting(StoreStarter):
     """
 
     async def begin(self) -> None:
-        """Start the store if this process should; only the first call does so: see `begin_again`."""
+        """Start the store if this process should; only the first call may start it: see `begin_again`."""
         if self._task is None:
             await super().begin()
 

@@ -8,7 +8,7 @@ A backend is a creator: a function from `RendezvousParameters` to a `RendezvousH
     zk = "zk_rendezvous:create"
 
 Registration in code has precedence. Entry points are looked up only for an unregistered scheme: a broken package
-affects only its users. Schemes are case-insensitive, as in URLs.
+affects only its users. Schemes are case-insensitive.
 
 `RendezvousParameters` is compatible with PyTorch's class. The class has no repr, as it may contain secrets.
 """

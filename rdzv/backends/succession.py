@@ -1,8 +1,8 @@
 """Makes this process the next host of a store whose URL lists several, by the rule of `core.hosts.succession`.
 
 A node whose machine is in the list takes part whenever there is no store: when it first looks for one, and after the
-serving process has died. A candidate listens, and tells each client that it is a candidate. Once it may serve, its
-server gets the same sockets, so that the port is never free.
+serving process has died. A candidate listens, and tells each client that it is a candidate. Once the candidate may
+serve, its server gets the same sockets, so that the port is never free.
 """
 
 from __future__ import annotations

@@ -236,8 +236,8 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
     try:
         return await _run(command, options)
     finally:
-        # `timeout` and Slurm send a signal twice. A loop that ends, or Python at exit, restores the default actions:
-        # the second signal would kill this process.
+        # `timeout` and Slurm send a signal twice. Keep the handlers: a loop that ends, or Python at exit, would restore
+        # the default actions, and the second signal would kill this process.
         if SignalFilter.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
             _handle_ending(_exit_if_repeated)  # ends this process if Python waits at exit for a reader of its output

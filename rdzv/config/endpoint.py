@@ -107,7 +107,7 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
         host, is_host = host[1:-1], False
         with contextlib.suppress(ValueError):
             mapped = ipaddress.IPv6Address(host).ipv4_mapped
-            host, is_host = str(mapped or host), True  # as IPv4: an IPv6-only socket rejects mapped addresses
+            host, is_host = str(mapped or host), True  # the IPv4 form: an IPv6-only socket rejects mapped addresses
     else:
         is_host = re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host) is not None  # the names that DNS allows
     if not match or not is_host:

@@ -5,7 +5,7 @@ progress that reports gone members or the closing.
 
 A duration is None unless one coordinator saw both its beginning and its end.
 
-All readers of a run use one *time of day*. The coordinator sets it by its own clock when it commits a round, and
+All readers of a run use one *time of day*. The coordinator sets this time by its clock when it commits a round, and
 advances it by its monotonic clock. A new coordinator continues from the time in the last progress that it received. The
 coordinator's keep-alives carry the time, and the store adds their age, so no reader compares two clocks.
 """

@@ -62,7 +62,7 @@ class Keys:
 
     @property
     def ending(self) -> str:
-        """The key that exists while the store shuts down, so that no node joins; with several hosts, one key."""
+        """The key that exists while the store shuts down, so that no node joins; with several hosts, one for all."""
         return f"{'/rdzv' if self.has_successors else self.prefix}/ending"
 
     @property

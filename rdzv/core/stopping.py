@@ -142,7 +142,7 @@ class StopAgreement:
             return (Stop(round=round, why=why, for_newcomers=for_newcomers), seen) if why else None
         better = bool(why) and standing.for_newcomers and not for_newcomers  # a stronger reason
         if standing.decided:
-            # Like the first decision, the second one is to leave at once, as no answer has a step.
+            # The second decision, too, is to leave at once, as no answer has a step.
             return (Stop(round=round, decided=True, why=why), seen) if better and standing.step is None else None
         # The answer of a member that has left meanwhile counts, too: it may have begun a step with the others.
         answers = {who: begun.step for who, begun in tuple(self._answers.items()) if begun.round == round}

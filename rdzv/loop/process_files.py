@@ -2,7 +2,7 @@
 
     echo 1204 > "$RDZV_BEAT_DIR/$LOCAL_RANK"
 
-The node's step is the lowest of its processes' steps: a process that hangs is noticed, however far the others are.
+The node's step is the lowest of its processes' steps, so that a hanging process is noticed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 
 **The end of a round.** A member's loss, a departure other than at the agreed step, and the removal of this node end a
 round at once. The run's closing, like every announced change, ends the round at the step that the members agree on. But
-it ends the round at once if this member begins no steps, or if the run was given up by a member, which left mid-step.
+a closing or change ends the round at once if this member begins no steps, or if a member has given the run up, and so
+left mid-step.
 """
 
 from __future__ import annotations
@@ -190,9 +191,9 @@ class RoundMonitor:
         """Act on the end of the member's work.
 
         `failure` is the work's error, or describes it in words for other members. `in_node` runs a coroutine in the
-        node's loop. `release` ends other members' waits for this one, after this member has reported its failure:
-        otherwise members that fail because of this one would report first. For blocking callers, `in_node` and
-        `release` block instead of awaiting.
+        node's loop. `release` ends other members' waits for this member, after it has reported its failure: otherwise
+        members that fail because of this one would report first. For blocking callers, `in_node` and `release` block
+        instead of awaiting.
         """
         verdict = give_up_in(failure)
         if verdict is not None:
@@ -304,9 +305,9 @@ class RoundMonitor:
         return True
 
     async def claim_end(self, how: str = "") -> bool:
-        """Report that this member ends the round, and how its work failed, if it did; return True if it is the first.
+        """Report that this member ends the round, and `how` its work failed, if so; return True if it is the first.
 
-        Return False, too, if this node is cut off from the store or out of the round: then its work is not to blame.
+        Also return False if this node is cut off from the store, or out of the round: its work is not to blame then.
         """
         said = f"{self.node.node_id}\n{how}".encode(errors="backslashreplace")
         with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError, StoreError):

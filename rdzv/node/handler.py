@@ -170,7 +170,7 @@ class Handler(NodeView, RendezvousHandler):
             return self._info(result_of(joining))
         except asyncio.CancelledError:
             undoing = self.node.loop.start(self.node.abandon(ticket))
-            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # then the node undoes the call without its caller
+            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # then the node undoes the call alone
                 await undoing.end()
             raise
 

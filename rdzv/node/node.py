@@ -357,7 +357,7 @@ class Node:
         if ticket.task is not None:
             await self._end_join()
         elif not self._closed:
-            # The call has joined a round that its caller did not see: leave it. The next call waits until that is done.
+            # The call has joined a round that its caller did not see: leave the round. The next call waits for that.
             ticket.task = asyncio.current_task()
             try:
                 await self._leaving.leave(self._link)

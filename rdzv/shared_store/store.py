@@ -245,7 +245,7 @@ class SharedStore(_Twin[Caller], Operations):
                 return response
             finally:
                 del under_way[scope]
-        raise WaitEnded("members were lost")  # if this node was dropped, `_explained` raises that instead
+        raise WaitEnded("members were lost")  # `_explained` raises another error if this node was dropped
 
 
 class BlockingSharedStore(_Twin["BlockingStore"]):

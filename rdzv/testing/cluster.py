@@ -47,7 +47,7 @@ SHORT, MIDDLING, LONG = 0.3, 3.0, 20.0
 
 
 class Done(Generic[T]):
-    """The result of a method of `Cluster`: `value`. Awaiting the result is optional, and first calls `then`."""
+    """The result of a method of `Cluster`: `value`. Awaiting the result, which is optional, first calls `then`."""
 
     def __init__(self, value: T, then: Callable[[], object] | None = None) -> None:
         self.value = value
@@ -429,7 +429,7 @@ class Cluster:
         if found.alive:
             self.say(f"{found.name} {'stands still' if threads else 'hangs'}{_for(seconds)}")
             found.process.pause(threads=threads)
-            # Resume this node only, not one that has replaced it meanwhile.
+            # Resume this node only, not a node that has replaced it meanwhile.
             self._call_later(seconds, lambda: self.nodes[found.index] is found and self.resume(found))
         return Done(None)
 

@@ -1,7 +1,7 @@
 """One connection of a network in memory: two transports, and a pipe for each direction.
 
 A pipe delivers bytes in order, each piece one latency after it was sent. As in TCP, the boundaries of writes are lost,
-a peer receives all bytes before a close, and a dead peer answers a write by a reset. `network` applies the faults.
+a peer receives all bytes before a close, and a dead peer answers a write by a reset.
 """
 
 from __future__ import annotations

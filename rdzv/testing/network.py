@@ -9,7 +9,7 @@ A fault applies to one connection (`links.Link`), or to a name: of a link ("node
 present and future links), of a listener ("store"), or to `EVERYTHING`.
 
 The ends of a link may be in different loops. The network's own loop stands for the wire and for both ends' operating
-systems: these still accept connections and bytes for a stopped process, and close a dead one's connections.
+systems: these still accept connections and bytes for a stopped process, and close a dead process's connections.
 """
 
 from __future__ import annotations

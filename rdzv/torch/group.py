@@ -4,8 +4,8 @@
 
 **nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout; each node tells
 its member of the loss. An abort waits for the GPU, so it runs in a thread, which `close` waits for. docs/pytorch.md
-says why `make` requires two environment variables. Besides, without TORCH_NCCL_BLOCKING_WAIT=1 a collective returns
-before the GPU is done. This code follows PyTorch's documentation and sources, and has never run on a GPU.
+says why `make` requires two environment variables. Without TORCH_NCCL_BLOCKING_WAIT=1 a collective returns before the
+GPU is done. This code follows PyTorch's documentation and sources, and has never run on a GPU.
 """
 
 from __future__ import annotations

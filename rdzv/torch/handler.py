@@ -161,7 +161,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
         self._signals = EndSignals(self._serves, partial(self._screen.log_signal, serves_for=None), self._note_signal)
-        self._tcp_store: Any = None  # this round's TCPStore; rank 0's serves until it is deleted
+        self._tcp_store: Any = None  # this round's TCPStore, which at rank 0 serves until it is deleted
         self._workers_store: WorkersStore | None = None  # at rank 0
         self._taken: set[int] = set()  # ports chosen for the workers' store, but in use by other processes
         self._logs_lost = False
@@ -319,7 +319,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return with_remedy(how) if self.use_agent_store else how
 
     def _keep_logs(self, agent: Agent | None, round: int) -> None:
-        """Keep the last round's logs: PyTorch deletes them unless it counts a restart."""
+        """Keep the last round's logs: PyTorch deletes logs unless it counts a restart."""
         if agent is not None and self._logs_of is not None:
             try:
                 agent.keep_logs(self._logs_of)

@@ -7,7 +7,7 @@ has gone, the round ends before its body.
 **Awaited** (`async for`, `async with`, `await round.check(step)`, `await round.in_thread(train, ...)`). Collectives
 block, so a thread of the round makes the group, syncs state, and runs the work of `in_thread`. A loss aborts the group,
 to end the thread's work, and cancels the body. Other changes end the body only at a `check`, even where `rdzv.rounds`
-would cancel the body before its first step: a body cancelled in a collective would leave the others hanging in it.
+would cancel the body before its first step: a body cancelled in a collective would leave the other members hanging.
 """
 
 from __future__ import annotations

@@ -380,7 +380,7 @@ class Reconnecting(interface.Store):
         return None
 
     async def _use_connection(self, link: Connection) -> tuple[bool, Connection | None]:
-        """Use `link` to its end. Return True if the server welcomed `link`, and the link that replaces it, or None."""
+        """Use `link` to its end; return if the server welcomed it, and the link that replaces it, or None."""
         self._link = link
         self._connection.connected(nonce=secrets.token_bytes(16))
         successor: Connection | None = None

@@ -1,6 +1,6 @@
 """The reasons why a file of a store cannot be read or written, with their remedies.
 
-SQLite's error codes do not suffice: it reports a full tmpfs or a limit on file sizes as an I/O error, and too few
+SQLite's error codes do not suffice: SQLite reports a full tmpfs or a limit on file sizes as an I/O error, and too few
 descriptors or a read-only mount as a file that cannot be opened. Only an error about contents means damage. After any
 other error, a test write beside the files finds the system's reason.
 """

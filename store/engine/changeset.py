@@ -72,7 +72,7 @@ class ChangeSet:
         self.sessions[session_id] = self.last_session = number
 
     def note_ended(self, session_id: bytes) -> None:
-        """Note the end of a session. If it was opened in this step, neither its opening nor its end is saved."""
+        """Note the end of a session. Of a session opened in this step, neither opening nor end is saved."""
         if session_id in self._new:
             self._new.remove(session_id)
             del self.sessions[session_id]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 AT_ONCE = 0.05  # seconds in which deaths count as simultaneous
-# A failed machine kills few processes with leases. If eight processes seem to die at once, the network has failed, or a
-# job has ended, so no lease is ended early.
+# A failed machine kills few processes with leases. If eight seem to die at once, the network has failed, or a job has
+# ended, so no lease is ended early.
 MANY = 8
 
 

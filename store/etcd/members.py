@@ -239,7 +239,7 @@ class Members:
                 self.login.note_refusal(failure, token, tokens)
                 failures += 1
                 told = told if failure.silent else str(failure)
-                # If a silent member answers other requests, it is only busy: leave it at the second failure.
+                # If a silent member answers other requests, it is only busy: leave it only at the second failure.
                 patient = failures == 1 or self.choice.is_single
                 if not (failure.silent and patient and connection.heard_at > asked_at):
                     await self.replace_connection(connection, failure)

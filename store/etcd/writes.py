@@ -1,7 +1,7 @@
 """A write to an etcd cluster: repeated until it is answered, and done once.
 
-**Leases of a transaction** are granted just before it, except leases on which it only creates keys: usually the key
-exists, and with it the lease. If the key is missing, etcd only reports a missing lease, which is then granted.
+**Leases of a transaction** are granted just before it, except leases on which it only creates keys: usually such a key
+exists already, with its lease. If the key is missing, etcd only reports a missing lease, which is then granted.
 """
 
 from __future__ import annotations

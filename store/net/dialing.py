@@ -74,7 +74,7 @@ class TcpDial:
 
 
 async def route_to(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:
-    """Return the route to the first host, and its id `server`; if it is this machine, another's, and `ELSEWHERE`."""
+    """Return the route to the first host, and its id `server`; if that is this machine, to another, and `ELSEWHERE`."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
         for place, (host, port) in enumerate(hosts):

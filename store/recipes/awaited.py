@@ -115,7 +115,7 @@ def lock(
         name: A prefix of its keys.
         ttl: Seconds until a dead or disconnected holder loses it.
         value: The value of the holder's key.
-        terms: See `LeaseTerms`; `timeout=`: seconds to wait for the lock; 0: take it only if it is free now.
+        terms: See `LeaseTerms`; `timeout=`: seconds to wait for the lock; 0: take the lock only if it is free now.
 
     Raises:
         StoreTimeoutError: The lock was not free in time, or the store did not answer.

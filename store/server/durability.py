@@ -163,7 +163,7 @@ class Durability:
         await self._wait_for_room(journal, why)
 
     async def _wait_for_room(self, journal: Journal, why: str) -> None:
-        """Refuse most writes but deletes while `journal.only_deletes`, then large writes until there is room."""
+        """Refuse most writes except deletes while `journal.only_deletes`; then large writes until there is room."""
         engine, state = self.engine, self.engine.state
         journal.short_of_room = True
         if journal.only_deletes:

@@ -355,7 +355,7 @@ class Journal:
         self.commit_seconds += took
         self._untidy = True
         self._measure_log()
-        # SQLite writes the log from its beginning again unless a program reads it: then the file keeps its length.
+        # SQLite starts the log again at its beginning, so that the file stays short, unless a program reads the log.
         grew = self.log_bytes > LONG_LOG_BYTES and 8 * (self.log_bytes - log_bytes) > size
         self._long_for = self._long_for + 1 if grew else 0
         if self._long_for == GROUPS_LONG:

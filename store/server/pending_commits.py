@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from store.engine.changeset import ChangeSet
     from store.messages import Request, Response
 
-PREFIX_LOOKS_MAX = 1024  # changed keys that a listing compares with its prefix; if there are more, it awaits the disk
+PREFIX_LOOKS_MAX = 1024  # a listing compares this many changed keys with its prefix; with more, it awaits the disk
 SMALL_STEP_BYTES = 32 * 1024  # a larger step keeps the loop and the disk busy for milliseconds
 
 

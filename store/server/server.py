@@ -256,7 +256,7 @@ def _check_address(host: object, port: object) -> None:
 
 
 def _renewed(token: Callable[[], bytes | None], last: bytes | None) -> Callable[[], bytes | None]:
-    """Return a function that calls the user's function for the token; if that fails, it returns the last token."""
+    """Return a function that returns the user's token; if the user's function fails, the last token."""
 
     def current() -> bytes | None:
         nonlocal last

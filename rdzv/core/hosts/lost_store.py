@@ -3,9 +3,9 @@
 A node that connects to the next store writes a record of its knowledge (`LostStore`) there, unless that store has a
 record that outranks the node's. The record's settings, bans and closing apply before the next store's first round.
 
-Some members of the lost store's last round may still work while others meet in the next store. So the first round there
-waits for all members of that last round, except those in the process that served the lost store, but at most for `ttl`:
-by then, a cut-off member has stopped.
+Some members of the lost store's last round may still work while others meet in the next store. So the next store's
+first round waits for all members of that last round, except those in the process that served the lost store, but at
+most for `ttl`: by then, a cut-off member has stopped.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class AccusationWatch:
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 
     async def _share_left(self, node_id: str, *, at_most: float) -> float:
-        """Return the share of its TTL that a node's lease has left; 1 if it has no lease, or over `at_most` seconds."""
+        """Return the remaining share of a node's lease; 1 if there is no lease, or if over `at_most` seconds remain."""
         record = await self.context.store.get(self.context.keys.node(node_id))
         if record is None or record.lease is None:
             return 1.0

@@ -172,7 +172,7 @@ class StoreSession:
             self._silence_task = self.spawn(self._log_while_away(since, self.store.time() + first_after), what)
 
     async def _log_while_away(self, since: float, say_at: float) -> None:
-        """From `say_at` on, warn ever more rarely; log the store's return, or give it up if its process is gone."""
+        """From `say_at` on, warn ever more rarely; log the store's return; give the store up if its process is gone."""
         run_id, within, said = self._keys.run_id, self.gives_up_after, False
         gone_since, told = math.inf, False
         while not await self.wait_until_connected(

@@ -120,7 +120,7 @@ class Arrival(Generic[L]):
 
     @property
     def in_doubt(self) -> bool:
-        """True if it is unknown whether a sent record is stored: only the end of its lease is sure to delete it."""
+        """True if a sent record may be stored or not: only the end of its lease is sure to delete the record."""
         return self.state is State.SENT
 
     def withdraw(self) -> None:

@@ -56,7 +56,7 @@ class ArrivalWriter:
         self._ban_keys = [part.keys.bans + name for name in names[:BANS_LOOKED_FOR_MOST]]
 
     async def write(self, me: Joiner) -> tuple[Joiner, CoordinatorRole | None]:
-        """Write this node's record; return its arrival, and the role of coordinator if this node has taken that."""
+        """Write this node's record; return its arrival, and the coordinator role if this node has taken the role."""
         part, link, clock = self._part, self._link, self._clock
         expected = part.arrival.revision
         while True:
@@ -238,7 +238,7 @@ class ArrivalWriter:
 
 
 def ending_error(part: NodeState, link: StoreSession, me: Joiner) -> StoreEndingError:
-    """Return the error after which this node looks for the next store. If the run is closed, raise instead."""
+    """Return the error after which this node looks for the next store. If the run is closed, raise an error instead."""
     part.refuse_if_closed(link.follower.head, me)
     return StoreEndingError(f"the store at {link.host} is ending: the node that hosts it is done")
 

@@ -67,7 +67,7 @@ class Joining:
     clock: JoinClock
     start_candidacy: Callable[[StoreSession, NodeState, CoordinatorRole | None], None] = field(kw_only=True)
     _me: Joiner = field(init=False)
-    _tried: float = 0.0  # seconds that this process tried to reach rank 0, without its own pauses
+    _tried: float = 0.0  # seconds that this process tried to reach rank 0, without pauses of the process
 
     def _new_joiner(self, *, was_member: bool, left_out: str = "") -> Joiner:
         part = self.part

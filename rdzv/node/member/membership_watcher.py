@@ -58,7 +58,7 @@ class MembershipWatcher:
         return self._follower.own_ban, self._follower.resets
 
     async def _check_state(self) -> float | None:
-        """Check this node's state; return when to check again if no event comes: after its TTL, at the latest."""
+        """Check this node's state; return when to check again if no event comes: at the latest after the node's TTL."""
         part, link, follower = self._part, self._link, self._follower
         again: float | None = anyio.current_time() + part.settings.ttl
         try:

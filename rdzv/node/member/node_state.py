@@ -220,7 +220,7 @@ class NodeState:
 
     def _forget_record(self, link: StoreSession, *, by_decision: bool) -> None:
         self.arrival.removed()
-        if by_decision:  # a decision removes this record only; an outage ends others' leases, too
+        if by_decision:  # this was no outage, in which other nodes lose their leases, too
             self.lapsed_in = -1
         link.spawn(link.step_down(), f"decide nothing more of {self.keys.run_id}")
 

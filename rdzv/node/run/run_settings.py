@@ -69,7 +69,7 @@ class RunSettings:
 async def agree_on_settings(
     store: Store, keys: Keys, agreed: RunSettings, lease: Lease, *, incarnation: str, there: Entry | None
 ) -> None:
-    """Ensure that the run has this node's settings; rewrite them if no other node is in it.
+    """Ensure that the run has this node's settings; rewrite them if no other node is in the run.
 
     If the settings differ only by a resize, this node adopts the run's numbers. If the run has nodes with other
     settings, raise RendezvousSettingsError. A concurrent arrival writes the settings, so that a rewrite fails.

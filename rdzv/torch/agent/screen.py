@@ -182,6 +182,6 @@ def signal_reason(signal: str) -> str:
 
 
 def exit_with_error(error: Exception) -> None:
-    """Write one sentence for an error, with LOGLEVEL=DEBUG after its traceback, and exit with status 1."""
+    """Write one sentence for an error (with LOGLEVEL=DEBUG its traceback first), and exit with status 1."""
     log.error("%s", error, exc_info=error if log.isEnabledFor(logging.DEBUG) else None)
     sys.exit(1)

@@ -6,7 +6,7 @@ without a message, and Ctrl-C would make PyTorch close the run for all. So at a 
 
 An agent that serves no store has `LEAVES_WITHIN` to leave. An agent that serves the store waits until the other nodes
 have left, as `rdzv run` does. A second signal within a second of the first is ignored, also while PyTorch stops the
-workers: PyTorch would signal them again. A signal after that second ends a leaving agent at once.
+workers: PyTorch would signal them again. A later signal ends a leaving agent at once.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class TcpListener:
 
     def _handed_over(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if task.cancelled():  # perhaps before its first step, so that it cannot close the socket itself
+        if task.cancelled():  # perhaps before its first step, so the task may not have closed the socket
             sock.close()
 
 
