@@ -164,7 +164,7 @@ class Membership:
 
     @property
     def progress(self) -> Progress | None:
-        """The coordinator's progress of this round; None before any, or if it is of a later round."""
+        """The coordinator's progress of this round; None before the first, and once it is of a later round."""
         progress = self.head.progress
         return progress if progress is not None and progress.round == self.round.number else None
 

@@ -105,7 +105,7 @@ class Limits:
     waits_bytes_max: ClassVar[int] = 8 * MIB  # keys and conditions of a connection's waits, with their bookkeeping
     session_replies_max: ClassVar[int] = 4_096  # replies that a client has not acknowledged
     session_replies_bytes_max: ClassVar[int] = 8 * MIB  # bytes of the replies that a client has not acknowledged
-    append_bytes_max: ClassVar[int] = MIB  # of the value that an append leaves: a durable store writes all of it again
+    append_bytes_max: ClassVar[int] = MIB  # of the value after an append: a durable store writes all of it again
     frame_timeout: ClassVar[float] = 30.0  # seconds of silence in the middle of a frame
     # Of all clients together:
     replies_bytes_max: ClassVar[int] = 256 * MIB  # replies kept until acknowledged

@@ -97,7 +97,7 @@ class Serving(contextlib.AbstractContextManager["Server"]):
             raise
 
     def beside(self, context: contextlib.AbstractAsyncContextManager[T]) -> contextlib.AbstractContextManager[T]:
-        """Return a context that is entered in the server's thread; leave it before the server."""
+        """Return a context that is entered in the server's thread; leave the context before the server ends."""
         return HeldContext(self._thread, context)
 
     def __exit__(

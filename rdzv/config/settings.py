@@ -1,7 +1,7 @@
 """The user's settings, from keywords, a URL or the environment: checked once, then frozen.
 
-Each field of `Settings` declares a parameter (`PARAMETERS`); the text below it is its row in docs/all-parameters.md. If
-a parameter is given in several places, this order decides:
+Each field of `Settings` declares a parameter (`PARAMETERS`); the text below a field is its row in
+docs/all-parameters.md. If a parameter is given in several places, this order decides:
 
     keyword of `connect`   beats   the URL   beats   the environment variable RDZV_<NAME>
 

@@ -229,7 +229,7 @@ class View:
             self.accusations.apply(event)
             return
         node_id = event.key[len(self._prefix) :]
-        if "/" not in node_id:  # not a marker, nor a key of a run whose prefix begins with this one
+        if "/" not in node_id:  # not a marker, nor a key of a run whose prefix begins with this run's
             self._fold_node(node_id, event, now, bans)
         if self.synced:
             self._count(now)

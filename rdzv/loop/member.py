@@ -145,7 +145,7 @@ class RoundLoop(Generic[SomeRound]):
 
 
 class Busy:
-    """A period in which members are not judged by their steps, as one is busy; entered by `with` or `async with`."""
+    """A period without judging members by their steps, as one member is busy; entered by `with` or `async with`."""
 
     def __init__(self, node: Node, membership: Membership, seconds: float, what: str) -> None:
         self._node = node

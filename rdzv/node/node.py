@@ -437,7 +437,7 @@ class Node:
     def may_host(self, away: float) -> bool:
         """Return True if this node may serve its run's next store, after `away` seconds without one.
 
-        A leaving node gives way to other hosts. A closing node serves none: the store would end with it at once.
+        A leaving node gives way to other hosts. A closing node serves no store: it would end with the node at once.
         """
         gives_way = away < min(GIVES_WAY_FOR, self.settings.store_gone_timeout / 2)
         return not self._closed and not (gives_way and (self.is_draining or self.part.leaves_because))

@@ -58,7 +58,7 @@ class InterruptedStep:
         self._has_warned = False
 
     def remember(self) -> None:
-        """Copy the buffers of all models at a `check`; steps that raised before it will not be undone."""
+        """Copy the buffers of all models at a `check`; steps that raised before that will not be undone."""
         self._begun.clear()
         self._steps_at_checks = self._steps_at_checks[1], self._steps
         for model in self._models:

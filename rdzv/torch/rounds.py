@@ -58,7 +58,7 @@ def rounds(
 ) -> TorchRounds:
     """Take part in a run, round after round, with a process group in each, until the run is closed.
 
-    Iterate over it by `for`, which yields a `TorchRound`, or by `async for`, which yields an `AsyncTorchRound`.
+    Iterate over the result by `for`, which yields a `TorchRound`, or by `async for`, which yields an `AsyncTorchRound`.
 
     Args:
         url: As for `rdzv.connect`.

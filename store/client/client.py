@@ -208,7 +208,7 @@ class Client(Reconnecting):
         self._ended_by = timeout_name
         self.watching: dict[Watch, None] = {}  # the watches whose context is entered
         self.watches: dict[int, Watch] = {}  # the watches open at the server, by request id
-        self._turns = asyncio.Lock()  # callers queue for it while too many requests are in flight
+        self._turns = asyncio.Lock()  # callers queue for this lock while too many requests are in flight
         self._out: list[bytes] = []
         self._flushing = False
         self._written = 0  # bytes sent on this connection

@@ -146,7 +146,7 @@ def put_in_place(partial: Path, path: Path) -> None:
             "with -wal after that file's name, and beside it, it is read again",
             *(left, aside.name),
         )
-    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)  # it is only an index of the old log
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)  # only an index of the old log
     os.replace(partial, path)
     sync_directory(path.parent)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """Events of one revision, or a part of a snapshot. `watches`: the ids of the watches that get them, by peer."""
+    """Events of one revision, or a part of a snapshot. `watches`: the ids of the watches that get these, by peer."""
 
     watches: Mapping[int, Sequence[int]]
     events: tuple[Event, ...]

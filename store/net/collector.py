@@ -1,7 +1,7 @@
 """Keeps Python's garbage collector from stopping a server for long (promise S11).
 
 A full collection takes 110 ms with 300,000 keys, and a store's data has no cycles. So objects that survived a
-collection are hidden from later ones ("frozen"), until `tidy_up` collects them, too.
+collection are hidden from later collections ("frozen"), until `tidy_up` collects them, too.
 """
 
 from __future__ import annotations

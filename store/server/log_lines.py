@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 AT_ONCE = 1000  # lines: one for each node of a large job with a wrong token
 PER_SECOND = 10.0  # after `AT_ONCE` lines: about 100 MB a day
 NEARLY = 0.8  # the share of a limit at which it is logged
-BELOW = 0.7  # the share below which it may be logged again
+BELOW = 0.7  # the share below which the limit may be logged again
 
 
 class RationedLog:

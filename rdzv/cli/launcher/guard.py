@@ -69,7 +69,7 @@ def close_inherited_files(keep: int) -> None:
 
 
 def signal_state() -> str:
-    """Return the signals that this process blocks and ignores, but two that Python ignores, for `restore_signals`."""
+    """Return the signals that this process blocks and ignores, except SIGPIPE and SIGXFSZ, for `restore_signals`."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     of_python = {signal.SIGPIPE, signal.SIGXFSZ}
     ignored = {each for each in signal.valid_signals() - of_python if signal.getsignal(each) is signal.SIG_IGN}

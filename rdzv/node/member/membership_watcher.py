@@ -43,7 +43,7 @@ class MembershipWatcher:
     async def run(self) -> None:
         """Check this node's state at each event that may concern the node, and when a check is due."""
         with self._part.listeners.listening(self):
-            while True:  # check before the first event: earlier events were not listened to
+            while True:  # check before the first event, as earlier ones were not noticed
                 await self._wakeup.sleep_until(await self._check_state())
 
     def notify(self) -> None:
@@ -127,7 +127,7 @@ class MembershipWatcher:
             record = part.arrival.record
             part.note_removal(link, f"this node is {ban}")
             if record is not None:
-                await self._delete(link, record)  # delete the record, as the operator may have failed to
+                await self._delete(link, record)  # delete the record, in case the operator's deletion has failed
         else:
             await self._check_record_exists(link)
 

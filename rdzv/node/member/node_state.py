@@ -162,7 +162,7 @@ class NodeState:
         self.listeners.notify()
 
     def note_lease_lost(self, lease: HeldLease, reason: str) -> None:
-        """Handle the loss of a lease. If this node's record was on it, that record and the membership are lost."""
+        """Handle the loss of a lease. If this node's record was on it, the record and the membership are lost."""
         if self.arrival.lease is lease:
             self.arrival.lease_lost()
             self.end_membership(reason, dropped=True)

@@ -42,7 +42,7 @@ def run_lease_note(keys: Keys, grant: Grant) -> Create:
 
 
 def is_ttl_too_long(error: LimitExceeded) -> bool:
-    """Return True if a lease was refused for its TTL, so that the message names the store's limit."""
+    """Return True if a lease was refused for its TTL; then the message names the store's limit."""
     return "lease_ttl_max" in str(error)
 
 

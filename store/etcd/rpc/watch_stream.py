@@ -87,7 +87,7 @@ class WatchStream:
         reason = message.cancel_reason or "it ended the watch"
         verdict = classify(0, reason, name=self._name)
         if isinstance(verdict, AuthenticationError) and self.token is not None:
-            verdict = FailureKind.TOKEN  # to an expired token, etcd gives the reason of a missing permission
+            verdict = FailureKind.TOKEN  # etcd reports an expired token as a missing permission
         if isinstance(verdict, FailureKind):
             return Failure(reason, verdict if verdict is FailureKind.TOKEN else FailureKind.UNDONE)
         return verdict

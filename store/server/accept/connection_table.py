@@ -2,8 +2,8 @@
 
 A connection is a *stranger* until the server has received its hello, with the token if one is required. If there is no
 room for another stranger, the server closes strangers that were silent for a second, first those of the address with
-the most. New connections wait in the system's queue until there is room. If honest clients on busy machines need longer
-for their hello, all strangers get more time: closed clients would reconnect and add load.
+the most strangers. New connections wait in the system's queue until there is room. If honest clients on busy machines
+need longer for their hello, all strangers get more time: closed clients would reconnect and add load.
 
 Each address but loopback has a limit on connections. Wrong tokens do not block an address: a whole office may share it.
 One timer serves all connections, to save time.
