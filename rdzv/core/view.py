@@ -112,6 +112,7 @@ class View:
         self.records: dict[str, NodeRecord] = {}  # the records of live members and waiting nodes
         self._inherited: Progress | None = None
         self._inherited_at = 0.0
+        self._moves = False
 
     def take_over(
         self,
@@ -121,11 +122,14 @@ class View:
         *,
         progress_at: float,
         before: LastCoordinator | None = None,
+        moves: bool = False,
     ) -> None:
         """Restore the previous coordinator's state, `before`; call this before the first event.
 
-        `members` are all members of the last round, `round`. This node received `progress` at `progress_at`.
+        `members` are all members of the last round, `round`. This node received `progress` at `progress_at`. With
+        `moves`, the store is ending, so members that have gone unseen have left for the next store.
         """
+        self._moves = moves
         if before is not None:
             self._before = before.node_id, _WHY[before.cause] or self._otherwise or UNSEEN
         self.round = round
@@ -305,8 +309,9 @@ class View:
         unnamed = max(said.departed - self.departed_count, 0) if said else 0
         for node_id in self.members:
             if node_id not in self.records and node_id not in self._missed:
-                why = "" if unnamed > 0 else self._why_unseen(node_id)
-                self._note_gone(node_id, left=unnamed > 0, at=None, why=why)
+                why = self._why_unseen(node_id)
+                left = unnamed > 0 or (self._moves and why == UNSEEN)
+                self._note_gone(node_id, left=left, at=None, why="" if left else why)
                 unnamed -= 1
         self.absences.resync(self.records)
         self._count(now)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from rdzv.core.state import LostStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from rdzv.core.round import Round
-    from rdzv.core.state import Ban, Head, HostedNode, NodeRecord, Progress
+    from rdzv.core.state import Ban, Head, NodeRecord
 
 
 class LastKnownRun(NamedTuple):
@@ -34,7 +34,7 @@ def last_known_run(head: Head, *, revision: int, settings: bytes, host: str, now
     number, at, awaited = (-1, 0, 0) if before is None else (before.round, before.round_at, before.awaited)
     if round is not None:
         number, at = max(number, round.number), round.revision
-        awaited = round.size - _count_gone(round, head.moves_over or head.progress, head.hosted)
+        awaited = round.size - _count_gone(round, head)
     else:  # no round completed in the lost store: members of the last round in an earlier store are still awaited
         awaited -= sum(one.last_round == at > 0 for one in head.hosted.values())
     return LostStore(
@@ -51,15 +51,20 @@ def last_known_run(head: Head, *, revision: int, settings: bytes, host: str, now
     )
 
 
-def _count_gone(round: Round, progress: Progress | None, hosted: Mapping[str, HostedNode]) -> int:
-    told = progress if progress is not None and progress.round == round.number else None
-    named = (*told.lost_ids, *told.departed_ids) if told is not None else ()
+def _count_gone(round: Round, head: Head) -> int:
+    said = [it if it is not None and it.round == round.number else None for it in (head.moves_over, head.progress)]
+    told = said[head.moves_over is None]
+    named = {*told.lost_ids, *told.departed_ids} if told is not None else set()
     gone = told.lost + told.departed if told is not None else 0
     if gone != len(named):
         return gone  # unnamed members may be the ones in `hosted`: do not count them twice
+    if said[1] is not None:
+        named |= {node_id for node_id in said[1].departed_ids if node_id in head.drains}  # they do not move
     # In a large round, `rank_of` returns None, so only `last_round` shows that a node was a member.
-    others = [one for node_id, one in hosted.items() if node_id not in named]
-    return gone + sum(one.last_round == round.revision or round.rank_of(one.arrival) is not None for one in others)
+    others = [one for node_id, one in head.hosted.items() if node_id not in named]
+    return len(named) + sum(
+        one.last_round == round.revision or round.rank_of(one.arrival) is not None for one in others
+    )
 
 
 def _age_ban(ban: Ban, now: float) -> Ban:

@@ -122,7 +122,8 @@ class CoordinatorTerm:
         if round is not None:
             for entry in await self._store.list(self._keys.ranks(round.number, round.term)):
                 members.extend(Member.unpack_all(entry.value))
-        self._view.take_over(round, members, progress, progress_at=progress_at, before=self._follower.before)
+        before, moves = self._follower.before, head.moves
+        self._view.take_over(round, members, progress, progress_at=progress_at, before=before, moves=moves)
         said_at = 0.0  # when the progress was written; 0.0 if this node did not see it being written
         if progress is not None:
             said_at = 0.0 if progress != head.progress or head.progress_found else progress.absent.said_at

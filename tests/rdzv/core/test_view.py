@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.core.state import NAMED_MOST, LastCoordinator, NodeRecord, Phase, Progress
-from rdzv.core.view import View
+from rdzv.core.view import UNSEEN, View
 from store.messages import Cause, Event
 from tests.support.hand_fed import NODES, HandFed, round_of
 
@@ -252,26 +252,31 @@ def test_progress_of_another_round_is_not_inherited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "tells_causes", "why"),
+    ("cause", "tells_causes", "moves", "why"),
     [
-        ("gone", True, "its process ended"),
-        ("", True, "it went while nobody coordinated"),
-        ("", False, "nothing was heard of it for its ttl"),
+        ("gone", True, False, {"a": "its process ended", "b": UNSEEN}),
+        ("", True, False, {"a": UNSEEN, "b": UNSEEN}),
+        ("", False, False, {"a": "nothing was heard of it for its ttl", "b": UNSEEN}),
+        ("gone", True, True, {"a": "its process ended"}),
+        ("", True, True, {}),
     ],
 )
 def test_a_successor_has_a_reason_for_the_loss_of_its_predecessor_and_of_other_members(
-    cause: Cause, tells_causes: bool, why: str
+    cause: Cause, tells_causes: bool, moves: bool, why: dict[str, str]
 ) -> None:
-    """Regression: the coordinator's own death had no reason, neither in the status nor in the history."""
+    """Regression: the coordinator's own death had no reason, neither in the status nor in the history. Members that
+    left an ending store behind their coordinator were announced as lost, to one that was not yet at the agreed step.
+    """
     run = round_of("a", "b", "c")
     assert run.view.round is not None
     view = View(NODES, needed=3, tells_causes=tells_causes)
     members = list(run.view.members.values())
-    view.take_over(run.view.round, members, None, progress_at=0.0, before=LastCoordinator(node_id="a", cause=cause))
+    before = LastCoordinator(node_id="a", cause=cause)
+    view.take_over(run.view.round, members, None, progress_at=0.0, before=before, moves=moves)
     view.fold(run.put_event("c"), now=1.0, last_call_timeout=10.0)
     view.fold(Event(kind="synced", revision=99), now=1.0, last_call_timeout=10.0)
-    assert view.lost == ["a", "b"]
-    assert view.why == {"a": why, "b": "it went while nobody coordinated"}
+    assert (view.lost, view.why) == ([*why], why)
+    assert view.departed == [name for name in "ab" if name not in why]
 
 
 def test_without_causes_from_the_store_a_record_that_disappears_counts_as_expired() -> None:

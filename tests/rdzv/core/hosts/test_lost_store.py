@@ -8,7 +8,7 @@ import pytest
 
 from rdzv.core.hosts.lost_store import last_known_run, survivor_ranks
 from rdzv.core.round import Round
-from rdzv.core.state import Head, HostedNode, LostStore, NodeRecord, Phase, Progress
+from rdzv.core.state import AnnouncedDrain, Head, HostedNode, LostStore, NodeRecord, Phase, Progress
 
 EARLIER = LostStore(generation=1, revision=9, round=8, round_at=50, awaited=3)
 
@@ -41,6 +41,7 @@ def test_only_the_members_of_the_lost_stores_last_round_have_survived_it() -> No
 
 
 ROUND = Round(number=7, term=1, size=5, buckets=1, host="h", port=1, revision=90)
+DRAINED = {"c": AnnouncedDrain(until=9.0, reason="")}
 GONE = Progress(phase=Phase.TRAINING, round=7, lost=1, lost_ids=("b",), departed=1, departed_ids=("c",))
 
 
@@ -50,6 +51,18 @@ GONE = Progress(phase=Phase.TRAINING, round=7, lost=1, lost_ids=("b",), departed
         ({"round": ROUND}, 5, 7, 90),
         ({"round": ROUND, "progress": GONE}, 3, 7, 90),
         ({"round": ROUND, "progress": GONE, "moves_over": GONE.replace(departed=0, departed_ids=())}, 4, 7, 90),
+        (
+            {
+                "round": ROUND,
+                "progress": GONE,
+                "moves_over": GONE.replace(departed=0, departed_ids=()),
+                "drains": DRAINED,
+            },
+            3,
+            7,
+            90,
+        ),
+        ({"round": ROUND, "progress": GONE, "moves_over": GONE.replace(round=6), "drains": DRAINED}, 4, 7, 90),
         ({"round": ROUND, "progress": GONE.replace(round=6)}, 5, 7, 90),
         ({"round": ROUND, "progress": GONE, "hosted": {"d": HostedNode(1, 90), "b": HostedNode(1, 90)}}, 2, 7, 90),
         ({"round": ROUND, "progress": GONE, "hosted": {"d": HostedNode(1, 80)}}, 3, 7, 90),
