@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rdzv.core.round import Round
-    from rdzv.core.state import Ban, Head, NodeRecord
+    from rdzv.core.state import Ban, Head, NodeRecord, Progress
 
 
 class LastKnownRun(NamedTuple):
@@ -51,15 +51,19 @@ def last_known_run(head: Head, *, revision: int, settings: bytes, host: str, now
     )
 
 
+def _of_round(round: Round, progress: Progress | None) -> Progress | None:
+    return progress if progress is not None and progress.round == round.number else None
+
+
 def _count_gone(round: Round, head: Head) -> int:
-    said = [it if it is not None and it.round == round.number else None for it in (head.moves_over, head.progress)]
-    told = said[head.moves_over is None]
+    now = _of_round(round, head.progress)
+    told = now if head.moves_over is None else _of_round(round, head.moves_over)
     named = {*told.lost_ids, *told.departed_ids} if told is not None else set()
     gone = told.lost + told.departed if told is not None else 0
     if gone != len(named):
         return gone  # unnamed members may be the ones in `hosted`: do not count them twice
-    if said[1] is not None:
-        named |= {node_id for node_id in said[1].departed_ids if node_id in head.drains}  # they do not move
+    if now is not None:
+        named |= {node_id for node_id in now.departed_ids if node_id in head.drains}  # they do not move
     # In a large round, `rank_of` returns None, so only `last_round` shows that a node was a member.
     others = [one for node_id, one in head.hosted.items() if node_id not in named]
     return len(named) + sum(
