@@ -53,9 +53,9 @@ class Round(Stored, kw_only=True):
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     number: int  # from 0
-    term: int  # the coordinator's term, a part of the buckets' keys
+    term: int  # the term in which the round was completed; a part of the keys of its buckets
     size: int
-    buckets: int
+    buckets: int  # how many keys have the members' ranks and names
     host: str  # rank 0's address
     port: int  # a free port of `host`
     lease: int | None = None  # the lease of the round's store, which expires soon after the last coordinator is gone

@@ -143,5 +143,5 @@ class Round(BodyCalls):
 
     async def _leave_body(self) -> NoReturn:
         self._scope.cancel()
-        await self._left.wait()  # only a task that the cancelled body does not await gets here
+        await self._left.wait()  # the cancellation ends this in the body; other tasks wait, and get the error
         raise RoundChanged(f"{self!r} is over")

@@ -86,7 +86,7 @@ class RealProcesses:
         self._stack.close()
 
     def start(self, index: int) -> None:
-        """Start another process, or an ended one again, whose output is appended."""
+        """Start another process, or an ended one again; its output is appended to its earlier output."""
         running = self._processes.get(index)
         if running is not None and running.poll() is None:
             raise RuntimeError(f"process {index} runs: kill it first")

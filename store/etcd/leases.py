@@ -91,7 +91,7 @@ def new_id() -> int:
 
 
 def check(lease: int | None) -> None:
-    """Raise an error for an id that no lease of etcd can have; for etcd, 0 means no lease."""
+    """Raise an error for an id that no lease of etcd can have; among them is 0, by which etcd means no lease."""
     if lease is not None and lease.bit_length() > 64:
         raise StoreUsageError(f"{shown(lease)} is no id of a lease")
     if lease is not None and not 0 < lease < 2**63:

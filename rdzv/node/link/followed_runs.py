@@ -133,7 +133,7 @@ class FollowedRun:
         return self._stream
 
     def summary(self) -> dict[str, Any]:
-        """Return the run's numbers, for the metrics."""
+        """Return this run's values for the metrics."""
         return summary_of(self.report(), self.cost(), self.current()[1].chapters, self.time_of_day())
 
 
@@ -167,7 +167,7 @@ class FollowedRuns:
         return self._runs[run_id].time_of_day() if run_id in self._runs else time.time()
 
     async def summary_of(self, run_id: str) -> dict[str, Any]:
-        """Return an ended run's numbers, for the metrics, without following the run."""
+        """Return an ended run's values for the metrics, without following the run."""
         run = FollowedRun(self._store, Keys(self._prefix, run_id), int)
         try:
             await run.refresh()

@@ -58,7 +58,7 @@ class StoreSession:
         self.resign: Callable[[float], Awaitable[None]] | None = None
         self.back_at: float | None = None  # when the store was last reconnected; None if never
         self.gone: ConnectionLost | None = None  # the error with which the store was given up
-        self.host: str = ""  # the URL of this store, without the other hosts that may serve it later
+        self.host: str = ""  # the user's URL with this store's host only; another host may serve the run's next store
         self.release_within: float = RELEASE_WITHIN  # seconds to revoke leases; fewer if the store is silent
         self.hosts_store: Callable[[], bool] = lambda: False  # True if this node serves the store
         # Seconds without a listener at the store's URL until the node gives it up; never with a data directory.

@@ -75,7 +75,7 @@ class WatchStream:
             return  # closed meanwhile
         if message.canceled:
             del self._subscriptions[id]
-            self.unsubscribe(subscription)  # the reader's other watches
+            self.unsubscribe(subscription)  # end the reader's other watches, too
             subscription.fail(self._refusal(message))
         elif not subscription.hold(message):
             self.unsubscribe(subscription)

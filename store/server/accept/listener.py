@@ -145,7 +145,7 @@ class EndWhenAlone:
         self._loop = loop
 
     def check_clients(self) -> None:
-        """End the wait, in the server's loop, if no client is connected."""
+        """End a thread's `wait_until_alone` if no client is connected; call this in the server's loop."""
         if self._wanted and self._alone():
             self.rejects_clients = True
             self._left.set()
