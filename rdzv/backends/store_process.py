@@ -40,6 +40,7 @@ LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
 POLL_EVERY: Final = 0.1  # seconds
 ENDS_WITHIN: Final = 15.0  # seconds for an answer or for the process's end, or it counts as ended; a server ends in 10
 ERRORS: Final = (StoreUsageError, RendezvousSettingsError, OSError)
+NOT_STARTED: Final = "the store's process has ended, or has not answered within join_timeout"
 HAND_OVER: Final = "hand over"
 HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix")
 # Full paths, and the folder of this package: `sys.path` may have relative ones, and the program may `chdir`.
@@ -85,10 +86,11 @@ class StoreProcess:
             "listen": {"address": address, "port": port},
             "level": logging.getLogger("store").getEffectiveLevel(),
         }
+        self._control.settimeout(settings.join_timeout)
         told = self._ask(what)
         if told is None or "error" in told:
             self.close()
-            kind, *about = (OSError.__name__, 0, "the store's process has ended") if told is None else told["error"]
+            kind, *about = (OSError.__name__, 0, NOT_STARTED) if told is None else told["error"]
             raise next(one for one in ERRORS if one.__name__ == kind)(*about)
         self._control.settimeout(ENDS_WITHIN)
         self.url: str = told["url"]

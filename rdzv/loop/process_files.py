@@ -38,10 +38,11 @@ def start_to_follow(handler: NodeView, folder: Path) -> None:
 
 def forget_beats(folder: Path) -> None:
     """Delete an earlier round's steps; make the folder anew if `/tmp` was cleaned up."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.iterdir():
-        with contextlib.suppress(OSError):
-            path.unlink()
+    with contextlib.suppress(OSError):  # the disk is full or read-only, which must not end a healthy node
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def read_beats_now(membership: Membership, folder: Path) -> None:

@@ -112,7 +112,7 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
         if report is not None:
             os.close(report)
         return
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask - {signal.SIGCHLD})  # a preloaded module may have blocked it
     with contextlib.suppress(OSError):  # the child may have made the group already
         os.setpgid(group, group)
     status = _watch(group, control, child_ended)

@@ -147,12 +147,10 @@ class JobRound:
             # Pause only once, before this node's first process that is not rank 0.
             if preloaded is not None and place.world_size > 1 and local_rank == (0 if place.first_rank else 1):
                 await anyio.sleep(HEAD_START)
-            error_file = self._error_file(local_rank)
-            error_file.unlink(missing_ok=True)
             environment = environment_of(self._job, self._info, place, local_rank=local_rank, restarts=self._restarts)
             environment |= {
                 CHECKPOINT_FILE: str(self._workplace.checkpoint_file),
-                ERROR_FILE: str(error_file),
+                ERROR_FILE: str(self._error_file(local_rank)),
                 BEAT_DIR: str(self._workplace.beats),
             }
             if self._workplace.stacks is not None:
@@ -163,7 +161,7 @@ class JobRound:
         self._running = self._job.nproc
 
     def _error_file(self, local_rank: int) -> Path:
-        return self._workplace.checkpoint_file.with_name(f"error-{local_rank}")
+        return self._workplace.checkpoint_file.with_name(f"error-{self._info.round}-{local_rank}")
 
     def _on_round_end(self, ending: Ending) -> None:
         self._loop.call_soon_threadsafe(self._heard.put_nowait, ending)

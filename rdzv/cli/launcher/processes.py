@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import re
@@ -34,7 +33,7 @@ log: logging.Logger = logging.getLogger(__name__)
 DRAIN_WITHIN: Final = 5.0  # seconds to pass on a process's remaining output before the next round
 PROMPT_AFTER: Final = 200  # milliseconds until a terminal shows an incomplete line
 LINE_BYTES_MAX: Final = 65_536  # a longer line is split
-NO_LOG: Final = "--log-dir: %s cannot be written: %s; the job goes on without it"
+CUT: Final = "%s cannot be written: %s; the job goes on without it"
 
 
 @dataclass(eq=False)
@@ -89,7 +88,7 @@ class Process:
                 guard.STARTED.add(guarded.pid)
             ours.pop_all()
             label = f"[{rank}] ".encode() if job.prefix else b""
-            return cls(rank, guarded, told, [_Output(source, target, rank, label, into) for source, target in output])
+            return cls(rank, guarded, told, [_Output(source, target, label, into) for source, target in output])
 
     @property
     def status(self) -> int | None:
@@ -114,8 +113,9 @@ class Process:
     def send(self, number: int) -> None:
         """Send the process's group a signal, which does not count for `ask_to_end`."""
         if self._control is not None and self.status is None:
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(BrokenPipeError, ProcessLookupError):
                 os.write(self._control, bytes([number]))
+                os.kill(self._guarded.pid, signal.SIGCONT)  # the guard may be stopped
 
     async def release(self) -> None:
         """Pass on the rest of the process's output, and close its files."""
@@ -147,7 +147,7 @@ def _open_log(folder: str, environment: Mapping[str, str]) -> Path | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     except OSError as error:
-        log.warning(NO_LOG, path, error.strerror or error)
+        log.warning(CUT, f"--log-dir: {path}", error.strerror or error)
         return None
     return path
 
@@ -168,9 +168,9 @@ class _Output(threading.Thread):
     _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # a lock per stream, lest processes' lines mix
     _unfinished: ClassVar[dict[int, _Output | None]] = {1: None, 2: None}  # by stream: the writer of an unfinished line
 
-    def __init__(self, source: int, target: int, rank: int, label: bytes, log: Path | None = None) -> None:
+    def __init__(self, source: int, target: int, label: bytes, log: Path | None = None) -> None:
         super().__init__(name=f"output {label.decode()}")
-        self._rank, self._is_log_cut = rank, False
+        self._cut: set[str] = set()  # names of the files that could not be written
         self._log = None if log is None else log.open("ab", buffering=0)  # a process's two streams share this file
         self._from = source
         self._to = target
@@ -184,11 +184,8 @@ class _Output(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._forward()
-        except OSError as error:
-            if error.errno != errno.EPIPE:  # EPIPE: the reader of the output has closed it
-                stream = "standard output" if self._to == 1 else "standard error"
-                log.warning("%s cannot be written: %s; what rank %s writes is lost", stream, error.strerror, self._rank)
+            with contextlib.suppress(BrokenPipeError):  # the reader of the output has closed it
+                self._forward()
         finally:
             os.close(self._from)
             os.close(self._finish_reading)
@@ -212,12 +209,7 @@ class _Output(threading.Thread):
             if not chunk:
                 break
             if self._log is not None:
-                try:
-                    write_all(self._log.fileno(), chunk)
-                except OSError as error:  # a log file on a full disk must not hide output from a terminal
-                    level = logging.DEBUG if self._is_log_cut else logging.WARNING
-                    log.log(level, NO_LOG, self._log.name, error.strerror)
-                    self._is_log_cut = True
+                self._write_or_drop(self._log.fileno(), chunk, f"--log-dir: {self._log.name}")
             if self._unfinished[self._to] is self:  # this thread's incomplete line was written last
                 end = chunk.find(b"\n") + 1 or len(chunk)
                 self._write(chunk[:end], unfinished=not chunk[:end].endswith(b"\n"))
@@ -233,7 +225,17 @@ class _Output(threading.Thread):
             if self._unfinished[self._to] not in (None, self):
                 data = b"\n" + data
             self._unfinished[self._to] = self if unfinished else None
-            write_all(self._to, data)
+            self._write_or_drop(self._to, data, "standard output" if self._to == 1 else "standard error")
+
+    def _write_or_drop(self, file: int, data: bytes, name: str) -> None:
+        """Write data; on a full disk drop it, which must neither end a healthy process nor hide its other output."""
+        try:
+            write_all(file, data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            log.log(logging.DEBUG if name in self._cut else logging.WARNING, CUT, name, error.strerror)
+            self._cut.add(name)
 
 
 _LINE_ENDS = re.compile(rb"\r\n|\n|\r(?=[^\n])")

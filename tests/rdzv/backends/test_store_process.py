@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import ssl
+import subprocess
 import sys
 import threading
 import time
@@ -223,6 +224,24 @@ def test_a_store_that_stands_still_does_not_hold_up_the_end_of_its_node(monkeypa
     assert serving.connections == 0
     serving.close()
     assert serving._process.returncode == -signal.SIGKILL
+
+
+def test_a_process_that_stands_still_as_it_starts_is_killed_after_join_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node waited for ever, and its cancellation, too."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_and_stop(*words: object, **more: object) -> subprocess.Popen[bytes]:
+        started.append(start(*words, **more))  # type: ignore[call-overload]
+        started[0].send_signal(signal.SIGSTOP)
+        return started[0]
+
+    start = subprocess.Popen
+    monkeypatch.setattr(store_process, "ENDS_WITHIN", 0.5)
+    monkeypatch.setattr(subprocess, "Popen", start_and_stop)
+    settings = parse("tcp://127.0.0.1:29400/job?min_nodes=1&host=process&join_timeout=0.5", {}, {})
+    with pytest.raises(OSError, match="has not answered within join_timeout"):
+        store_process.StoreProcess(settings, Credentials(settings), "127.0.0.1", free_port())
+    assert started[0].returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("entry", ["", "here"])

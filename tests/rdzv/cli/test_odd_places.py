@@ -197,13 +197,26 @@ async def test_a_disk_that_fills_up_under_the_logs_does_not_end_a_node_at_the_ne
         assert len(said) == (1 if "inodes" in full else 2), "once for each process of which something is lost"
 
 
-@pytest.mark.parametrize("words", [["token"], alone("echo", "trained")], ids=["token", "run"])
-def test_an_error_of_standard_output_is_named(words: list[str]) -> None:
+def test_private_files_that_cannot_be_deleted_or_made_anew_do_not_end_a_node_at_the_next_round() -> None:
+    """Regression: a healthy node ended, for example after a disk error had made the file system read-only."""
+    spoil = (
+        'rm -r "$RDZV_BEAT_DIR"; touch "$RDZV_BEAT_DIR"; mkdir "$TORCHELASTIC_ERROR_FILE"; test "$RDZV_RESTARTS" = 1'
+    )
+    done = ran(["run", "--max-restarts", "1", *alone("sh", "-c", f"{spoil} && echo trained")[1:]])
+    assert (done.returncode, done.stdout) == (0, "[0] trained\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [(["token"], 1), (alone("sh", "-c", "seq 99999 && echo trained >&2"), 0)], ids=["token", "run"]
+)
+def test_an_error_of_standard_output_is_named_and_ends_no_job(words: list[str], status: int) -> None:
     with open("/dev/full", "w") as full:
         line = [sys.executable, "-m", "rdzv", *words]
         done = subprocess.run(line, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == status
     assert "standard output" in done.stderr
     assert "No space left on device" in done.stderr
+    assert ("[0] trained" in done.stderr) == (status == 0)
 
 
 def test_without_a_temporary_directory_TMPDIR_is_named(  # noqa: N802

@@ -288,6 +288,16 @@ async def test_signals_reach_a_preloaded_worker_and_the_end_of_its_launcher_kill
         assert await left.worker.wait() == -signal.SIGKILL
 
 
+async def test_a_guard_notices_the_end_of_its_worker_although_a_module_has_blocked_child_signals(
+    script: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Regression: the launcher waited for ever."""
+    (tmp_path / "blocks.py").write_text("import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])")
+    async with serving(script("raise SystemExit(3)"), modules=("blocks",)) as server:
+        with anyio.fail_after(20):
+            assert await (await run(server)).worker.wait() == 3
+
+
 async def test_more_workers_are_started_than_the_socket_holds_requests(script: Callable[[str], str]) -> None:
     """The start of a worker failed with `BlockingIOError` if the preload process had not read the requests before."""
     async with serving(script("pass")) as server:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ import rdzv
 from rdzv.cli.command import AGAIN_AFTER
 from tests.support.launched import WORKER, node, started
 from tests.support.processes import free_port
+from tests.support.stores import until
 
 pytestmark = pytest.mark.some_here(4)
 
@@ -97,10 +99,15 @@ async def test_a_launcher_hosts_the_store_until_other_jobs_have_ended_or_a_secon
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process die with its parent")
-async def test_a_process_does_not_outlive_its_guard(server: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_process_does_not_outlive_its_guard_nor_its_launcher(server: str, number: signal.Signals) -> None:
     async with node(f"{server}/job?min_nodes=1", "a", "--no-prefix") as a:
-        os.kill((await started(a))["guard"], signal.SIGKILL)
-        assert await a.wait() == 128 + signal.SIGKILL
+        process = await started(a)
+        os.kill(process["guard"], number)
+        if number == signal.SIGSTOP:
+            a.terminate()
+        assert await a.wait() == 128 + (signal.SIGTERM if number == signal.SIGSTOP else number)
+        await until(lambda: not Path(f"/proc/{process['pid']}").exists())
 
 
 # ------------------------------------------------------------------------------------------ signals for the command
