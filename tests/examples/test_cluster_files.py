@@ -111,8 +111,7 @@ def test_nodes_have_names_before_they_are_ready_and_the_secret_exists() -> None:
     service, job = documents("job.yaml")
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
-    store = documents("store.yaml")[1]
-    for workload in (job, store):
+    for workload in (job, documents("store.yaml")[1]):
         (secret,) = (each["secret"] for each in workload["spec"]["template"]["spec"]["volumes"] if "secret" in each)
         assert secret["secretName"] == "rdzv"
 
@@ -175,5 +174,4 @@ def test_the_image_copies_the_files_of_the_package_and_its_command_is_valid() ->
     assert "custom" in build["metadata"]["hooks"], "the hook that is called during the build"
     assert set(copied) >= needed | {"hatch_build.py"}
     (started,) = re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE)
-    words = re.findall(r'"([^"]+)"', started)
-    assert command._parse(words[1:]) is not None
+    assert command._parse(re.findall(r'"([^"]+)"', started)[1:]) is not None

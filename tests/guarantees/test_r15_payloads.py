@@ -37,8 +37,7 @@ async def test_r15_each_round_has_the_payloads_of_its_own_members() -> None:
         a, b = run.handler("a", payload="a1"), run.handler("b", payload="b1")
         (first, _) = await run.meet(a, b)
         run.crash("b")
-        another = run.handler("another", payload="b2")
-        (second, *_) = await run.meet(a, another, run.handler("c", payload="c1"))
+        (second, *_) = await run.meet(a, run.handler("another", payload="b2"), run.handler("c", payload="c1"))
         assert {one.payload for one in await second.participants()} == {"a1", "b2", "c1"}
         assert second.round == first.round + 1
 

@@ -27,8 +27,7 @@ async def test_r16_why_the_coordinator_itself_was_lost_is_said_too() -> None:
         assert coordinator is not None
         rest = [handler for name, handler in handlers.items() if name != coordinator]
         run.crash(coordinator)
-        heard = await listen(run, rest[0])
-        await heard.until(NodesLost(1, (coordinator,)))
+        await (await listen(run, rest[0])).until(NodesLost(1, (coordinator,)))
         status = await rest[0].status()
         assert {one.node_id: one.why for one in status.missing} == {coordinator: "its process ended"}
         (chapter,) = await rest[0].history()

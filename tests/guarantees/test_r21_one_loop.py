@@ -70,8 +70,7 @@ class Trainer:
 def begin(run: VirtualRun, name: str, *, on_waiting: str = "now", **more: object) -> Trainer:
     trainer = Trainer(name, **more)  # type: ignore[arg-type]
     handler: Handler = run.handler(name)
-    rounds = rounds_of(handler, on_waiting=on_waiting)
-    run.start(trainer.train(rounds), f"train {name}")
+    run.start(trainer.train(rounds_of(handler, on_waiting=on_waiting)), f"train {name}")
     return trainer
 
 
@@ -270,8 +269,7 @@ async def test_r21_a_step_that_ends_after_the_news_of_a_loss_is_finished(last: i
                                 await asyncio.sleep(10)
 
         run.start(train("a"))
-        info = await run.handler("b").next_rendezvous()
-        assert info.world_size == 2
+        assert (await run.handler("b").next_rendezvous()).world_size == 2
         await asyncio.sleep(3.5 * STEP)
         run.crash("b")
         await until(lambda: len(newest) == 2)

@@ -126,8 +126,7 @@ async def test_r22_a_round_after_the_loss_waits_for_its_own_members() -> None:
 async def test_r22_a_member_that_leaves_ends_no_wait() -> None:
     async with VirtualRun(min_nodes=2, ttl=10) as run:
         a, b = run.handler("a"), run.handler("b")
-        infos = await run.meet(a, b)
-        waiting = run.start(infos[0].store.wait(["never"], timeout=20))
+        waiting = run.start((await run.meet(a, b))[0].store.wait(["never"], timeout=20))
         await b.leave()
         with pytest.raises(SharedStoreTimeoutError):
             await waiting
@@ -137,8 +136,7 @@ async def test_r22_a_member_that_leaves_ends_no_wait() -> None:
 async def test_r22_waits_go_on_after_a_loss_if_configured() -> None:
     async with VirtualRun(min_nodes=2, ttl=10, waits_end_on_loss=False) as run:
         a, b = run.handler("a"), run.handler("b")
-        infos = await run.meet(a, b)
-        shared: SharedStore = infos[0].store
+        shared: SharedStore = (await run.meet(a, b))[0].store
         waiting = run.start(shared.get("later"))
         heard = await listen(run, a)
         run.crash("b")
@@ -194,8 +192,7 @@ async def test_r22_the_host_of_a_memory_store_is_killed_and_member_and_spare_end
                 await asyncio.sleep(0.05)
         host.kill()
         for node in (member, spare):
-            status = await node.wait(timeout=20)
-            assert status == (124 if driver == "rdzv run" else 0)
+            assert await node.wait(timeout=20) == (124 if driver == "rdzv run" else 0)
             await node.says("in memory only; waiting 1 s for another")
             await node.says("was in memory only, and its process is gone")
 

@@ -73,8 +73,7 @@ async def test_r9_a_coordinator_cut_off_with_its_commit_on_the_way_makes_no_seco
         committed_by = {term_of(info) for info in first}
         run.network.heal("a")
         if away == 15:  # the others had a round of three, and have lost one of them
-            heard = await listen(run, b)
-            await heard.until(NodesLost(1, ("a",)), NodesWaiting(1))
+            await (await listen(run, b)).until(NodesLost(1, ("a",)), NodesWaiting(1))
             joining |= {node: await run.join(node) for node in (b, c)}
         infos = [await task for task in joining.values()]
         assert_one_round(infos)
@@ -165,8 +164,7 @@ async def test_r9_the_same_write_is_taken_while_the_node_is_a_member() -> None:
         run.shared_clients["a"].hook = hook
         await info.store.set("key", "value")
         run.shared_clients["a"].hook = None
-        observer = run.handler("observer", min_nodes=None, max_nodes=None)
-        await connected(observer)
+        await connected(run.handler("observer", min_nodes=None, max_nodes=None))
         await run.clients["observer"].call(sent[0])
 
 

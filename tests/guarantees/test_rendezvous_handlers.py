@@ -134,8 +134,7 @@ async def test_r2_a_late_node_waits_announced_until_every_member_has_left(way: s
         a, b, late = (run.handler(name) for name in "abc")
         await run.meet(a, b)
         waiting = await run.join(late)
-        heard = await listen(run, a)
-        await heard.until(NodesWaiting(1))
+        await (await listen(run, a)).until(NodesWaiting(1))
         assert await a.num_nodes_waiting() == 1
         await asyncio.sleep(60)
         assert not waiting.done()

@@ -185,8 +185,7 @@ async def test_r11_r13_a_re_rendezvous_ends_its_last_call_early_and_sizes_are_wh
         twin, backing, min_nodes=2, max_nodes=4, node_unit=2, last_call_timeout=600, join_timeout=20
     ) as meeting:
         nodes = [await meeting.node(name) for name in "abcd"]
-        infos = await meeting.meet(*nodes)
-        assert infos[0].world_size == 4
+        assert (await meeting.meet(*nodes))[0].world_size == 4
         await meeting.end("d")
         joining = [await meeting.join(node, at=nodes[0]) for node in nodes[:3]]
         async with asyncio.timeout(60):

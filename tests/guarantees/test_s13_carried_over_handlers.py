@@ -65,8 +65,7 @@ async def test_s13_the_first_round_waits_for_a_member_that_may_still_be_at_work_
         run.network.partition("z")  # it does not hear that the store was lost, and works on
         await replace(run)
         began = now()
-        after = await run.meet(*nodes[:2])
-        assert after[0].world_size == 2
+        assert (await run.meet(*nodes[:2]))[0].world_size == 2
         until = TTL if early else 60.0
         assert until - 1 < now() - began < until + 3
         with pytest.raises(RoundSupersededError):
@@ -254,8 +253,7 @@ async def test_s13_with_one_host_the_restarted_store_continues_the_run_as_well()
             await seen.ban("z", "bad memory")
         await asyncio.sleep(0.5)
         await replace(run)
-        infos = await run.meet(*nodes)
-        assert infos[0].round == 3
+        assert (await run.meet(*nodes))[0].round == 3
         with pytest.raises(RendezvousRefusedError, match="bad memory"):
             await run.handler("z").next_rendezvous()
 

@@ -125,8 +125,7 @@ async def test_s13_survivors_of_the_hosts_death_go_on_again_and_again(program: s
     async with job(program, "abcd") as it:
         number = await it.round_of(4)
         for kill in range(KILLS):
-            host = await it.host()
-            it.nodes.pop(host).kill()
+            it.nodes.pop(await it.host()).kill()
             began = time.monotonic()
             number = await it.round_of(3, above=number)
             assert time.monotonic() - began < SOON
@@ -203,8 +202,7 @@ async def test_s13_the_last_port_of_the_list_holds_for_hosts_without_one() -> No
 async def test_s13_a_lost_machine_is_given_up_by_an_operators_word() -> None:
     async with job(AWAITED, "abc", "&ttl=3") as it:
         number = await it.round_of(3)
-        host = await it.host()
-        stopped = it.nodes.pop(host)
+        stopped = it.nodes.pop(await it.host())
         place = re.search(r"at tcp://(\S+)", await stopped.says("hosts the store"))
         assert place is not None
         stopped.stop()  # a machine that is off is as silent

@@ -134,8 +134,7 @@ async def test_s5_a_closed_connection_is_noticed_after_the_disconnect_ttl_and_a_
     async with serve_in_memory(network), connect_in_memory(network, source="other") as other, other.watch("") as watch:
         for fault, least in ((network.reset, 1.0), (network.partition, 10.0)):
             client = await connect_in_memory(network, source="node").__aenter__()
-            lease = await client.grant(10.0, disconnect_ttl=1.0, gone_ttl=None)
-            await client.put("node", b"", lease=lease)
+            await client.put("node", b"", lease=await client.grant(10.0, disconnect_ttl=1.0, gone_ttl=None))
             network.refuse("node")
             fault("node")
             started = now()

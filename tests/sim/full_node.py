@@ -197,8 +197,7 @@ class Node:
 
     async def _turn_away(self, fate: str) -> None:
         """Leave, or close the run, or just stop working. Then the node joins again."""
-        story = self.story
-        story.disturbed(f"{self.name} decides to {fate}", lasting=1.0)
+        self.story.disturbed(f"{self.name} decides to {fate}", lasting=1.0)
         match fate:
             case "leave":
                 await self.handler.leave()

@@ -304,8 +304,7 @@ class TrainingStory(FullStory):
             self.start("late")  # this node has to wait
             self.cosmos.timeline.run(self.now + self.let_out_within)
         if members := self._members():
-            drained = self.rng.choice(members)
-            self._see_out(members, EndKind.AGREED, drained.leave)
+            self._see_out(members, EndKind.AGREED, self.rng.choice(members).leave)
         if len(members := self._members()) > 1:
             lost, *others = self.rng.sample(members, len(members))
             self._see_out(others, EndKind.LOST, lambda: lost.process.die(silently=False))

@@ -357,8 +357,7 @@ class Post:
             self._send(item)
 
     def _replied(self, request_id: int, response: Response) -> None:
-        item = self.connection.take_request(request_id)
-        if item is not None:
+        if self.connection.take_request(request_id) is not None:
             self.outcomes[request_id] = error_of(response) or response
 
 

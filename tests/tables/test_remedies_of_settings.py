@@ -87,8 +87,7 @@ def test_advice_for_a_limit_is_enough_for_a_value() -> None:
     """Regression: a store with the least `memory_bytes_max` took nothing."""
     with pytest.raises(ValueError, match="make it at least") as error:
         Limits(memory_bytes_max=1)
-    least = int(str(error.value).rpartition(" ")[2])
-    limits = Limits(memory_bytes_max=least)
+    limits = Limits(memory_bytes_max=int(str(error.value).rpartition(" ")[2]))
     with store.sync.serve(limits=limits) as server, store.sync.connect(server.url) as client:
         client.put("k", bytes(limits.value_bytes_max))
 

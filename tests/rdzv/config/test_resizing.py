@@ -42,8 +42,7 @@ def test_the_first_numbers_are_kept_after_any_number_of_resizes() -> None:
     assert len(run[RESIZED_FROM]) == FORMER_MOST
     assert was_resized_from(run, shared())
     assert was_resized_from(run, shared("min_nodes=2&max_nodes=48"))
-    back = resize(run, min_nodes=2, max_nodes=4)
-    assert [2, 4] not in back[RESIZED_FROM], "these are its numbers now"
+    assert [2, 4] not in resize(run, min_nodes=2, max_nodes=4)[RESIZED_FROM], "these are its numbers now"
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,7 @@ def test_each_other_incident_of_a_round_is_recorded_once(
 
 
 def test_a_chapter_keeps_addresses_that_differ_from_the_names() -> None:
-    chronicle = HistoryWriter()
-    history = chronicle.with_round(0, {"a": "10.0.0.1", "b": "b", "c": ""}, known=(), now=0)
+    history = HistoryWriter().with_round(0, {"a": "10.0.0.1", "b": "b", "c": ""}, known=(), now=0)
     assert history.chapters[0].addresses == {"a": "10.0.0.1"}
     assert History.unpack(pack_history(history)) == history
 
@@ -202,14 +201,12 @@ async def test_a_runs_history_survives_its_coordinators() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2) as run:
         a, b = await run.met("ab")
         await asyncio.sleep(20)
-        coordinator = (await a.status()).coordinator
-        dies, stays = ("a", b) if coordinator == "a" else ("b", a)
+        dies, stays = ("a", b) if (await a.status()).coordinator == "a" else ("b", a)
         run.crash(dies)
         await asyncio.sleep(5)
         await run.meet(stays)
         await asyncio.sleep(10)
-        late = run.handler("late")
-        joining = run.start(late.next_rendezvous())
+        joining = run.start(run.handler("late").next_rendezvous())
         await asyncio.sleep(1)
         await run.meet(stays)
         await joining

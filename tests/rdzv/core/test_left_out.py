@@ -35,8 +35,7 @@ def test_the_others_continue_without_it_and_it_waits_as_a_named_spare() -> None:
 def test_a_successor_of_the_coordinator_also_leaves_it_out() -> None:
     run = given_up()
     assert run.commit() == ["a", "b", "c"]
-    said = run.progress
-    run.succeed(said)
+    run.succeed(run.progress)
     assert run.progress.spare_ids == ("d",)
     assert run.progress.waiting == 0
 

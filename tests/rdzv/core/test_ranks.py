@@ -104,8 +104,7 @@ def test_in_place_changes_only_the_necessary_ranks(case: tuple[list[NodeRecord],
 
 def test_natural_order_compares_numbers_anywhere_in_a_name() -> None:
     names = ["", "2", "2a", "10", "a", "a1b2", "a1b10", "a2", "a02b", "a2b", "a10", "b"]
-    shuffled = random.Random(1).sample(names, len(names))
-    ordered = sorted(shuffled, key=natural)
+    ordered = sorted(random.Random(1).sample(names, len(names)), key=natural)
     assert ordered == ["", "2", "2a", "10", "a", "a1b2", "a1b10", "a02b", "a2", "a2b", "a10", "b"]
 
 

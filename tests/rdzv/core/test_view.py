@@ -48,8 +48,7 @@ def test_the_states_of_nodes_after_events(story: str, live: str, waiting: str, l
 
 def test_a_successor_knows_that_a_member_left_before_the_agreed_step() -> None:
     run = round_of("a", "b", "c")
-    stopped = NodeRecord(node_id="a", incarnation="1", left=True, stopped=True)
-    run.put("a", stopped.pack())
+    run.put("a", NodeRecord(node_id="a", incarnation="1", left=True, stopped=True).pack())
     run.die("a")
     assert (run.view.departed, run.view.left_early) == (["a"], False)
     run.leave("b")

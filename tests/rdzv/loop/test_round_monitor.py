@@ -66,8 +66,7 @@ def test_what_ends_a_round(
 ) -> None:
     membership = Membership(round=ROUND, rank=0, arrival=3, beats=StepLog(7, lambda: 0.0, expected=True))
     ended: list[Ending] = []
-    node = SimpleNamespace(node_id="a")
-    RoundMonitor(cast("Any", node), membership, ended.append, **member).start()
+    RoundMonitor(cast("Any", SimpleNamespace(node_id="a")), membership, ended.append, **member).start()
     if begun is not None:
         membership.gate.begin_step(begun)
     membership.update(Head(round=ROUND, **head))

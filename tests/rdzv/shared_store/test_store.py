@@ -355,8 +355,7 @@ async def test_the_error_for_a_wrong_argument_names_the_fault(
     shared: Any, name: str, arguments: tuple[Any, ...], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        result = getattr(shared, name)(*arguments)
-        await result
+        await getattr(shared, name)(*arguments)
 
 
 # Errors that end a call.

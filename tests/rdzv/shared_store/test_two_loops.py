@@ -54,8 +54,7 @@ async def test_a_round_in_a_store_that_replaces_another_begins_with_a_client_tha
     # Nothing is awaited from here to the call: the client cannot hear of the replacement.
     with store.sync.serve(port=server.port) as present:
         client.expect_store(present.store_id)
-        missing = await client.call(Get("k"), timeout=20)
-        assert missing.entry is None
+        assert (await client.call(Get("k"), timeout=20)).entry is None
         await client.call(Put("k", b"now"))
         client.expect_store(present.store_id)
         found = await client.call(Get("k"))

@@ -56,8 +56,7 @@ class Machine:
         self.journal = self.open()
 
     def open(self) -> SimulatedJournal:
-        host = self.timeline.host("store")
-        journal = self.disk.open(host, kind=FaultyJournal)
+        journal = self.disk.open(self.timeline.host("store"), kind=FaultyJournal)
         journal.load()
         journal.start(on_durable=self.durable.append, on_failure=self.failures.append)
         return journal

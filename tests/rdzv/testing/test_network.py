@@ -317,8 +317,7 @@ async def test_a_dial_given_up_half_way_resets_the_server_that_answered(network:
 
 
 async def test_a_link_cut_before_it_is_made_fails_the_dial(network: FaultyNetwork) -> None:
-    pair = Pair(network)
-    dialing = asyncio.create_task(pair.dial())
+    dialing = asyncio.create_task(Pair(network).dial())
     await asyncio.sleep(0.75)
     network.cut("store")
 

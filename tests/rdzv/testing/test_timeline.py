@@ -164,8 +164,7 @@ def test_time_does_not_advance_for_a_process_that_never_waits() -> None:
             turns += 1
             await asyncio.sleep(0)
 
-    host = timeline.host("a")
-    host.start(spin())
+    timeline.host("a").start(spin())
     timeline.run(1000.1)
     assert 1000.1 <= timeline.now < 1002.0
     before = turns

@@ -125,8 +125,7 @@ def test_rank_0s_agent_serves_each_rounds_workers_store_at_the_promised_port(age
     last: Any = None
     for _ in range(2):
         address = agents.meet(*two)[0].bootstrap_store_info
-        store = workers(address)
-        store.set("key", "1")
+        workers(address).set("key", "1")
         assert workers(address).get("key") == b"1"
         if last is not None:  # the store of the last round has ended, and its port is free
             socket.create_server((last.master_addr, last.master_port)).close()

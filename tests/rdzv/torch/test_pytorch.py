@@ -146,8 +146,7 @@ def test_an_agent_with_other_variable_names_counts_as_unknown(run_result: object
 
 
 def test_the_reason_of_an_agents_end_is_known_during_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = ProcessFailure(local_rank=3, pid=1, exitcode=-9, error_file="")
-    failure = ChildFailedError("train.py", {3: failed})
+    failure = ChildFailedError("train.py", {3: ProcessFailure(local_rank=3, pid=1, exitcode=-9, error_file="")})
 
     def end_by(error: BaseException) -> it.AgentEnd:
         try:

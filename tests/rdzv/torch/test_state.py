@@ -164,8 +164,7 @@ def test_gradients_lost_by_an_announced_change_are_warned_of_once(
 
 def test_a_step_of_lbfgs_interrupted_between_two_evaluations_is_undone() -> None:
     """Parameters and history, in the first step and in a later one. A step that has ended is kept."""
-    data = torch.Generator().manual_seed(0)
-    inputs = torch.randn(16, 3, generator=data)
+    inputs = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, history_size=3)

@@ -197,8 +197,7 @@ def test_a_store_out_of_reach_is_a_network_error() -> None:
 
 def test_a_closed_store_says_so(url: str, run_id: str) -> None:
     ours = TorchStore(f"{url}/{run_id}")
-    clone = ours.clone()
-    clone.close()
+    ours.clone().close()
     with pytest.raises(dist.DistNetworkError, match="is closed"):
         ours.set("a", "1")
 

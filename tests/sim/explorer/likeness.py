@@ -183,8 +183,7 @@ def _unpacked(text: bytes) -> bytes:
 
 def digest(texts: Iterable[str], revisions: Mapping[int, str]) -> bytes:
     """Return a hash of the written state."""
-    text = " ".join(texts)
-    return blake2b(ordered(text, revisions).encode(errors="replace"), digest_size=16).digest()
+    return blake2b(ordered(" ".join(texts), revisions).encode(errors="replace"), digest_size=16).digest()
 
 
 def ordered(text: str, revisions: Mapping[int, str]) -> str:

@@ -309,8 +309,7 @@ class _Member:
 
     async def _write(self, info: RendezvousInfo) -> None:
         """Write to the round's store. The write is refused if the node is no longer in the round (R9)."""
-        membership = info._membership
-        value = msgpack.packb((self.name, membership.arrival, info.round))
+        value = msgpack.packb((self.name, info._membership.arrival, info.round))
         with contextlib.suppress(RoundSupersededError):
             await info.store.set(f"of {info.rank}", value)
 

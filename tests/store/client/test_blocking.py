@@ -117,8 +117,7 @@ def test_the_connections_of_the_busiest_moment_are_given_back(server: Server, mo
 def when_its_time_is_over(server: Server, disconnect_ttl: float) -> None:
     """Return once a lease has ended whose connection breaks now."""
     with sync.connect(server.url) as other, sync.connect(server.url) as broken:
-        lease = broken.grant(600, disconnect_ttl=disconnect_ttl, gone_ttl=None)
-        broken.put("clock", b"", lease=lease)
+        broken.put("clock", b"", lease=broken.grant(600, disconnect_ttl=disconnect_ttl, gone_ttl=None))
         broken._free[0].close()
         with other.watch("clock", snapshot=True) as watch:
             assert any(event.kind == "delete" for event in watch)

@@ -84,8 +84,7 @@ def leave_more_behind(directory: Path) -> None:
     from tests.support.facts import change, put
 
     journal = Journal(directory, new_id="id")
-    revision = journal.load().revision
-    journal._commit([change(put(revision + 1, "more"))])
+    journal._commit([change(put(journal.load().revision + 1, "more"))])
     journal.close()
 
 

@@ -312,5 +312,4 @@ def test_bodies_that_claim_to_be_deep_or_huge_are_refused(nested: bytes) -> None
 
 def test_a_client_survives_no_more_than_its_server_may_say() -> None:
     """A farewell or a refusal is text, and stays text: nothing received is ever unpickled or evaluated."""
-    connection = welcomed_client()
-    assert list(connection.receive(wire.encode_bye("__import__('os')"))) == [Bye("__import__('os')")]
+    assert list(welcomed_client().receive(wire.encode_bye("__import__('os')"))) == [Bye("__import__('os')")]

@@ -121,8 +121,7 @@ def test_a_server_that_knows_another_token_is_refused() -> None:
     impostor = server(b"another token")
     here = client()
     hello = decoded(hello_to(here, impostor))
-    theirs = client(b"another token")
-    list(impostor.receive(hello_to(theirs, impostor)))
+    list(impostor.receive(hello_to(client(b"another token"), impostor)))
     assert decoded(hello_to(client(), impostor)) == hello
     with pytest.raises(AuthenticationError):
         list(here.receive(impostor.welcome(session=1, address="10.0.0.1", revision=0)))

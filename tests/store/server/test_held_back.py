@@ -148,8 +148,7 @@ async def test_replies_that_show_no_new_change_are_sent_while_the_disk_hangs(
         assert await keeper.answer(missing) == Found(entry=None)
         assert await keeper.answer(ping) == Pong(revision=0), "what is on disk: a crash may take back the rest"
         late = keeper.ask(Get("k"))[0]
-        early = keeper.ask(Get("other"))[0]
-        await keeper.answer(early)
+        await keeper.answer(keeper.ask(Get("other"))[0])
         assert late not in [reply.request_id for reply in keeper.replies()]
         journal.may_commit.release()
         await keeper.answer(late)

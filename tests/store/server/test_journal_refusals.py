@@ -105,8 +105,7 @@ def test_a_file_that_is_none_of_ours_is_refused_and_not_changed(tmp_path: Path, 
 def test_a_file_that_was_cut_short_is_reported_and_not_changed(tmp_path: Path, part: float) -> None:
     leave_behind(tmp_path)
     saved_in(tmp_path)  # all of it is in the file now
-    size = (tmp_path / FILE).stat().st_size
-    os.truncate(tmp_path / FILE, int(size * part))
+    os.truncate(tmp_path / FILE, int((tmp_path / FILE).stat().st_size * part))
     before = contents(tmp_path)[FILE]
     with pytest.raises(StoreUsageError, match="restore it from a backup"):
         saved_in(tmp_path)

@@ -92,8 +92,7 @@ def test_shared_bytes_count_in_each_outbox_and_once_in_all_of_them_until_the_las
             outbox.hold(SharedFrame(b"head %d" % number, shared), 1)
         else:
             outbox.queue(SharedFrame(b"head %d" % number, shared))
-    one = frame_memory(6 + shared.size)
-    assert [outbox.bytes for outbox in outboxes] == [one] * 4
+    assert [outbox.bytes for outbox in outboxes] == [frame_memory(6 + shared.size)] * 4
     assert budget.bytes == 4 * frame_memory(6) + frame_memory(shared.size)
     outboxes[1].release(1)
     assert [taken(outbox) for outbox in outboxes[:2]] == [b"head %dbefore" % n + large + b"after" for n in range(2)]

@@ -79,8 +79,7 @@ def test_a_reply_that_does_not_wait_says_the_revision_that_is_on_disk(
     request_: Request[Any], response: Response
 ) -> None:
     """Otherwise a client could see a revision that a crash undoes, and take the store for another one (S10)."""
-    said = with_a_change().wait_for(request_, response)[1]
-    assert said.revision == 5  # type: ignore[attr-defined]
+    assert with_a_change().wait_for(request_, response)[1].revision == 5  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

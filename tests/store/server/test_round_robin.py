@@ -116,8 +116,7 @@ def serve_counted(network: MemoryNetwork, engine: Engine) -> Timed:
 async def test_a_heap_of_requests_is_carried_out_in_turns_and_others_come_in_between() -> None:
     """18,000 requests in 251 kB delayed a bystander by 37 s."""
     network = MemoryNetwork()
-    engine = Engine(store_id="it")
-    timed = serve_counted(network, engine)
+    timed = serve_counted(network, Engine(store_id="it"))
     greedy, bystander = await introduce(network, source="greedy"), await introduce(network, source="bystander")
     heap = greedy.ask(*[Count(prefix="k")] * 5000)
     for _ in range(20):
@@ -133,8 +132,7 @@ async def test_a_heap_of_requests_is_carried_out_in_turns_and_others_come_in_bet
 async def test_many_heaps_together_delay_others_no_longer_than_one() -> None:
     """A pass of the loop has one time limit for all of them together, and peers with few requests go first."""
     network = MemoryNetwork()
-    engine = Engine(store_id="it")
-    timed = serve_counted(network, engine)
+    timed = serve_counted(network, Engine(store_id="it"))
     greedy = [await introduce(network, source=f"greedy {number}") for number in range(12)]
     bystander = await introduce(network, source="bystander")
     last = [peer.ask(*[Count(prefix="k")] * 500)[-1] for peer in greedy]

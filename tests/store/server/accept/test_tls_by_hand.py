@@ -210,8 +210,7 @@ async def test_an_error_at_delayed_data_closes_the_connection_as_an_immediate_on
 async def test_a_probe_that_resets_the_connection_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Load balancers probe so; each probe was a line in the log."""
     caplog.set_level(logging.WARNING)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    async with store.serve(tls=context) as server:
+    async with store.serve(tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as sock:
             while not server.figures()["strangers"]:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
