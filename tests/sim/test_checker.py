@@ -1,7 +1,5 @@
 """The checker against a store that breaks a promise, one event at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -31,11 +29,15 @@ class StillLife:
 class Books:
     """A checker with events made by hand."""
 
-    def __init__(self, *, needed: int = 2, capacity: int = 2, unit: int = 1) -> None:
+    def __init__(self, *nodes: str, needed: int = 2, capacity: int = 2, unit: int = 1) -> None:
+        """Begin a term that `nodes`, if there are any, arrive in."""
         rules = Rules(needed=needed, capacity=capacity, unit=unit, last_call=1.0, order=survivors_first)
         self.checker = Checker(StillLife(), KEYS, rules)
         self.revision = 0
         self.arrivals: dict[str, int] = {}
+        if nodes:
+            self.put(KEYS.coordinator, b"a")
+        self.arrive(*nodes)
 
     def put(self, key: str, value: bytes) -> int:
         self.revision += 1
@@ -43,12 +45,10 @@ class Books:
         self.checker.take((event,))
         return self.revision
 
-    def arrive(self, node_id: str, *, left: bool = False) -> None:
-        record = NodeRecord(node_id=node_id, incarnation="1", address=node_id, port=1, left=left)
-        self.arrivals[node_id] = self.put(KEYS.node(node_id), record.pack())
-
-    def elect(self) -> None:
-        self.put(KEYS.coordinator, b"a")
+    def arrive(self, *nodes: str, left: bool = False) -> None:
+        for node_id in nodes:
+            record = NodeRecord(node_id=node_id, incarnation="1", address=node_id, port=1, left=left)
+            self.arrivals[node_id] = self.put(KEYS.node(node_id), record.pack())
 
     def complete(self, *names: str, number: int = 0, ranks: tuple[int, ...] = (0, 1), host: str = "a") -> None:
         term = self.checker.term
@@ -63,10 +63,7 @@ class Books:
 
 
 def test_the_checker_accepts_a_correct_round() -> None:
-    books = Books()
-    books.elect()
-    books.arrive("a")
-    books.arrive("b")
+    books = Books("a", "b")
     books.complete("a", "b")
     (committed,) = books.checker.rounds.values()
     assert committed.ranks == {"a": 0, "b": 1}
@@ -82,62 +79,43 @@ def test_the_checker_accepts_a_correct_round() -> None:
     ],
 )
 def test_the_checker_refuses_a_round_that_is_wrong(broken: dict[str, object], said: str) -> None:
-    books = Books()
-    books.elect()
-    books.arrive("a")
-    books.arrive("b")
+    books = Books("a", "b")
     with pytest.raises(Violation, match=said):
         books.complete("a", "b", **broken)  # type: ignore[arg-type]
 
 
 def test_the_checker_refuses_sizes_that_were_not_agreed_on() -> None:
-    books = Books(needed=2, capacity=4, unit=2)
-    books.elect()
-    for name in "abc":
-        books.arrive(name)
+    books = Books("a", "b", "c", capacity=4, unit=2)
     with pytest.raises(Violation, match="not 2 to 4 by 2"):
         books.complete("a", "b", "c", ranks=(0, 1, 2))
 
 
 def test_the_checker_refuses_a_member_that_is_leaving() -> None:
-    books = Books(needed=1)
-    books.elect()
-    books.arrive("a")
+    books = Books("a", needed=1)
     books.arrive("b", left=True)
     with pytest.raises(Violation, match="took in arrival"):
         books.complete("a", "b")
 
 
 def test_the_checker_refuses_a_round_after_the_closing() -> None:
-    books = Books()
-    books.elect()
-    books.arrive("a")
-    books.arrive("b")
+    books = Books("a", "b")
     books.put(KEYS.closed, Closed(reason="").pack())
     with pytest.raises(Violation, match="after the run was closed"):
         books.complete("a", "b")
 
 
 def test_the_checker_refuses_a_round_while_a_member_of_the_last_remains() -> None:
-    books = Books()
-    books.elect()
-    books.arrive("a")
-    books.arrive("b")
+    books = Books("a", "b")
     books.complete("a", "b")
-    books.arrive("c")
-    books.arrive("d")
+    books.arrive("c", "d")
     with pytest.raises(Violation, match="remained in round 0"):
         books.complete("c", "d", number=1, host="c")
 
 
 def test_the_checker_refuses_a_second_completion_of_a_round() -> None:
-    books = Books()
-    books.elect()
-    books.arrive("a")
-    books.arrive("b")
+    books = Books("a", "b")
     books.complete("a", "b")
-    books.arrive("a")
-    books.arrive("b")
+    books.arrive("a", "b")
     with pytest.raises(Violation, match="round 0 came after round 0"):
         books.complete("a", "b")
 
@@ -167,10 +145,7 @@ def test_the_checker_accepts_a_report_of_another_round() -> None:
 
 
 def test_the_checker_refuses_a_node_with_another_rank() -> None:
-    books = Books()
-    books.elect()
-    books.arrive("a")
-    books.arrive("b")
+    books = Books("a", "b")
     books.complete("a", "b")
     (committed,) = books.checker.rounds.values()
     books.checker.learned("a", committed.round, 0, committed.arrivals["a"])
