@@ -1,7 +1,5 @@
 """The parts of the benchmarks that measure nothing: calculations, figures, judgement and pages."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """The documentation is true as far as a program can check: links, paths, options, tables, and samples that run."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import importlib.util

@@ -1,7 +1,5 @@
 """The tool that plants defects: its mutants, the tests that it runs, and that its kept list is up to date."""
 
-from __future__ import annotations
-
 import ast
 import json
 import random

@@ -1,7 +1,5 @@
 """Each picture of the documentation is made by `tools/pictures.py` from the present files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from xml.etree import ElementTree

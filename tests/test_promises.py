@@ -1,7 +1,5 @@
 """Each promise has tests of its number, and each test in `tests/guarantees` has the number of a promise."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

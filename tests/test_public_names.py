@@ -2,8 +2,6 @@
 unimportable type.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

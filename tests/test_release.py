@@ -1,7 +1,5 @@
 """The files of a release: the bill of materials, and the project's metadata."""
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import UTC, datetime

@@ -6,8 +6,6 @@ its connections are reset, or the store is restarted. Each node makes steps that
 and no announced change may interrupt a step.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

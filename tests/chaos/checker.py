@@ -14,8 +14,6 @@ R9  A node that stood still for longer than its TTL does not stay in its round.
 Time limits count from the last fault of the node that is to be told, or of the store.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field

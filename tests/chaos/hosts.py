@@ -10,8 +10,6 @@ All the while the hosts are asked which store they serve: `tests.chaos.checker.c
 of all chaotic runs; the death of a host excuses no overlap of two rounds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -11,8 +11,6 @@ Each line is a JSON object, as those of `tests.chaos.node`:
     closed    the loop has ended: the run is closed, or this node was drained
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

@@ -17,8 +17,6 @@ Each line is a JSON object with `what`, the time `at` on the clock that all proc
 With several hosts in the URL, the node also logs, so that it can be seen which process hosts the store.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -7,8 +7,6 @@ coordinator is killed, and one node stands still for longer than its TTL. In the
 `tests.chaos.checker` checks the lines of the nodes against the promises.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

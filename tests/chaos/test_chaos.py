@@ -4,8 +4,6 @@
 here. RDZV_CHAOS_STORE=etcd starts an etcd for it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from typing import Any

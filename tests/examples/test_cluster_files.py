@@ -1,7 +1,5 @@
 """The files for Slurm and Kubernetes: valid by their validators, and with commands that rdzv accepts."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

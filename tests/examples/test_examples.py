@@ -1,7 +1,5 @@
 """Every example runs as a user would run it, exits with status 0, and prints the lines that show its point."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The alerts and the dashboard: their metrics exist, and Prometheus accepts their expressions."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

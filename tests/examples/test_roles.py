@@ -1,7 +1,5 @@
 """The sample in docs/roles.md: two runs in one store, one of which continues if the other ends or fails."""
 
-from __future__ import annotations
-
 import re
 from contextlib import AsyncExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every Python sample in README.md and docs/ runs as it stands, and passes `mypy --strict`."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys

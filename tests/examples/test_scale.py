@@ -1,7 +1,5 @@
 """`examples/kubernetes/scale.py` against a server that answers as Kubernetes does, and a real run."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

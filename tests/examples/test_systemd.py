@@ -1,7 +1,5 @@
 """The unit in `examples/systemd`: systemd finds no fault in it, and `rdzv serve` accepts its options."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

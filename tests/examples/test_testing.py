@@ -1,7 +1,5 @@
 """The example of users' recovery tests works outside this project, and docs/testing.md shows its code."""
 
-from __future__ import annotations
-
 import re
 import sys
 from importlib.metadata import entry_points

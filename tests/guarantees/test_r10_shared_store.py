@@ -4,8 +4,6 @@
 is conditional on the round and on the node's own record."
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any

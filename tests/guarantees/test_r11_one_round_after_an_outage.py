@@ -3,8 +3,6 @@
 All nodes, the coordinator included, are cut off for longer than their leases last, and return one after the other.
 """
 
-from __future__ import annotations
-
 import pytest
 
 import rdzv

@@ -1,7 +1,5 @@
 """Promise R12: "Ranks come from one pure pluggable function"."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any

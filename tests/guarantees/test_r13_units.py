@@ -1,7 +1,5 @@
 """Promise R13: "`node_unit=k` makes the world size a multiple of k; the minimum is rounded up to a unit"."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Promise R14: spares keep no other node waiting and survive rounds, and one comes in as soon as there is room."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

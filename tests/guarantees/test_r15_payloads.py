@@ -1,7 +1,5 @@
 """Promise R15: a node brings a small payload; every member can read all of them."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

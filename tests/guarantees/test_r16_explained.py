@@ -1,7 +1,5 @@
 """Promise R16: every wait is explained: why a round was given up, and which members were lost."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

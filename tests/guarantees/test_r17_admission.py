@@ -3,8 +3,6 @@
 One that fails stays out, with its reason visible; a node can be banned and unbanned.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import subprocess

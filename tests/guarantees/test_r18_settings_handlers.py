@@ -1,7 +1,5 @@
 """Promise R18 with real handlers: one set of settings."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -9,8 +9,6 @@ A planned closing leaves members at work: they run to the step at which all stop
 If one of them died, raised or gave up, the others were not notified, and waited in the round's store for ever.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 

@@ -4,8 +4,6 @@ Each node is on a machine of its own, in virtual time, over the real handler, co
 trips, of 1 to 4 ms, and timers take time, so a timer in the path shows in the result.
 """
 
-from __future__ import annotations
-
 from benchmarks.simulated import measure
 
 ROUND_TRIP_MOST = 0.004

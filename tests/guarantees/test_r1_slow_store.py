@@ -1,7 +1,5 @@
 """Promise R1 through a slow network: a round completes, and waiting nodes know that the store answers slowly."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

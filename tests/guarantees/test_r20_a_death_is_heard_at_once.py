@@ -3,8 +3,6 @@
 leases end after `disconnect_ttl`. A false alarm costs a round, never a promise.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -5,8 +5,6 @@ A `check` with nothing pending costs no message, and none waits for the dead. Th
 finished the most steps (`newest`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

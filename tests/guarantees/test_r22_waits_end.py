@@ -3,8 +3,6 @@
 The first half runs on virtual time. Then a process is really killed, under both twins.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

@@ -2,8 +2,6 @@
 counted. A verdict not to go on (`GiveUp`, no progress) ends the run everywhere, with one reason, kept in its record.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Iterator

@@ -6,8 +6,6 @@ buffers and the state of the optimizer are bit for bit those of a run without th
 combinations.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

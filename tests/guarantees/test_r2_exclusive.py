@@ -3,8 +3,6 @@
 `test_rendezvous_handlers` shows that a late node waits, announced, until all members have left.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -4,8 +4,6 @@ address".
 Real processes do so in `test_real_processes_handlers`, and after crashes, pauses and cuts in `tests/sim`.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.runs import VirtualRun, assert_one_round

@@ -1,7 +1,5 @@
 """Promise R4: "A crash before completion drops that node and the rest complete without it"."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

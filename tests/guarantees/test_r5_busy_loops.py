@@ -4,8 +4,6 @@ A node lives in a thread of its own. Here each member is a real process whose ev
 death until its node has notified it: a node that depended on that loop would never be notified.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

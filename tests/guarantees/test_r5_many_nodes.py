@@ -5,8 +5,6 @@ On virtual time, so that the bounds are about waits of the protocol and not abou
 benchmarks.regroup` measures the real time.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Promise R6: closing reaches everyone, with the first reason given; leaving, or dying, closes nothing for others."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

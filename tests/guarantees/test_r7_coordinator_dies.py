@@ -5,8 +5,6 @@ the request is sent, or after it was applied and before its answer counts. A suc
 trips, whatever state it takes over.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -4,8 +4,6 @@ The cuts are those of real networks: neither side is notified (no FIN, no RST). 
 when TCP sends it again, seconds after the cut, or never. A new connection passes at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -8,8 +8,6 @@ waiting, and the next commit. The outcome is the same each time.
 `RDZV_R8_EVERY=1` has the trouble at every step.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Awaitable, Callable

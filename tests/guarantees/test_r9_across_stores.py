@@ -4,8 +4,6 @@ A store in memory begins its revisions at a random number. Before, each store co
 two runs with the same node names were equal.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import pickle

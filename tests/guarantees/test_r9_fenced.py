@@ -4,8 +4,6 @@ The harder cases run on virtual time: the node that is cut off is the coordinato
 `test_real_processes_handlers.py` and `tests/chaos` pause real processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Promises R3, R5 and R9 with real processes that are really stopped and killed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from contextlib import AsyncExitStack

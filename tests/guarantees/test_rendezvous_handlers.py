@@ -1,7 +1,5 @@
 """Promises R1 to R16 with real handlers, on virtual time; R3, R4 and others have files of their own beside it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

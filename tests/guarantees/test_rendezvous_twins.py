@@ -4,8 +4,6 @@ Tests that depend on timers are on virtual time in the files beside this one, wi
 each promise is here, so that the blocking twin and every store are tested, too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator

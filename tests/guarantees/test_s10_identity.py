@@ -1,7 +1,5 @@
 """S10: a client knows its store by a random id, and fails if it meets another one."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable

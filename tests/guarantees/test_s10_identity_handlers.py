@@ -4,8 +4,6 @@ The death of a memory store ends the exclusivity of its runs. But each member of
 the highest round that it knows. No group forms beside a living one unless both are notified.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -4,8 +4,6 @@
 request at its limit. `python -m benchmarks.fairness` runs every kind of request, and prints the delays of a bystander.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

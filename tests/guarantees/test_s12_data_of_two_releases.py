@@ -4,8 +4,6 @@ The next release is this tree with the patches of `test_s12_rolling_upgrade`, an
 column, and answers with one more field.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Promise S12: every release reads the data of all earlier ones. `tools.release` puts their bytes into tests/golden."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tools import golden

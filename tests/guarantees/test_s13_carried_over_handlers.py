@@ -3,8 +3,6 @@
 In virtual time, where the store is replaced by an empty one, as by the next host.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -3,8 +3,6 @@
 With real processes that are really killed, stopped and drained. All hosts of the list are addresses of this machine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

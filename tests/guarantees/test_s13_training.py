@@ -3,8 +3,6 @@
 Real processes, with three hosts in the list, all of them this machine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

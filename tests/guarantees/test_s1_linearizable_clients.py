@@ -3,8 +3,6 @@
 `RDZV_KILLS` says how often a durable server is killed meanwhile; `RDZV_SEED` when, and what else goes wrong.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

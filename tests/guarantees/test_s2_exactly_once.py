@@ -4,8 +4,6 @@
 `.ci/run` says 100,000.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

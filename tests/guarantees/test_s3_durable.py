@@ -7,8 +7,6 @@ in order. A store without a data directory says so at start.
 `RDZV_KILLS` sets how often the server is killed; `RDZV_SEED` when.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -5,8 +5,6 @@
 Each case has a file system of its own, which the test fills.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess

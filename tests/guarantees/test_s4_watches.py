@@ -4,8 +4,6 @@
 everything, a new snapshot follows), never silence."
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """S5: leases, first as the engine alone keeps them, and then as clients and servers do."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import cast

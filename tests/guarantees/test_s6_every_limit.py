@@ -2,8 +2,6 @@
 cannot pass, and a clear error. Here a client goes past each limit of a real server, without effect on a bystander.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -3,8 +3,6 @@
 docs/limits.md says which entry of each table makes way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

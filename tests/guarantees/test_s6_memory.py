@@ -3,8 +3,6 @@
 `RDZV_DEAF_MIB` sets how much data a client leaves unread: 256 by default; `.ci/run` sets 1,024.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

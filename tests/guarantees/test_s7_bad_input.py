@@ -3,8 +3,6 @@
 `tests/store/protocol/test_bad_input.py` feeds malformed frames, by the million.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -4,8 +4,6 @@
 "Binding anything but loopback without either is refused, with a message naming both remedies, unless `insecure` ..."
 """
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import re

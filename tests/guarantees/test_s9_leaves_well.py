@@ -1,7 +1,5 @@
 """S9: "stop accepting, tell watchers, flush, exit 0 within 10 s", as far as the server itself does it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

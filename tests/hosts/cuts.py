@@ -8,8 +8,6 @@ members send requests all the time, and report when they get answers again. The 
 member does while it computes.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import random

@@ -24,8 +24,6 @@ The namespaces end with the processes that hold them, so a test leaves nothing b
 or a kernel that lets users make user namespaces.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -6,8 +6,6 @@ Each line on standard output is one JSON object with `event`: `round`, a change 
 `back`: the first answer of the store after a pause, by the clock that all hosts of a lab share (`time.monotonic`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Runs on the hosts of a lab: a store on one of them, members on others, and their output."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import AsyncIterator

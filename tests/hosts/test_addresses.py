@@ -1,7 +1,5 @@
 """Nodes meet at addresses that the others can reach, also if the store sees other addresses."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`bootstrap_check`: a round is returned to callers only if all members reach rank 0 at its address."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -3,8 +3,6 @@
 `python -m tests.hosts.cuts` cuts hundreds of times, with the default TTL; here it is a few times, with a shorter one.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

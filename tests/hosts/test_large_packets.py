@@ -1,7 +1,5 @@
 """A network that drops large packets, and the ICMP message about it (an "MTU black hole"). Small packets pass."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.hosts.lab import Lab, require_hosts

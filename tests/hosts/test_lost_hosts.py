@@ -3,8 +3,6 @@
 They use mutual TLS and a token.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The README's own command lines, run on hosts with different kinds of names and addresses."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

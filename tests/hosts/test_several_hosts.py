@@ -1,7 +1,5 @@
 """Several hosts in the URL, each a machine of its own (promise S13): the one that serves the store dies or vanishes."""
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -1,7 +1,5 @@
 """The URL's host name stands for several machines, or for a forwarded address: at most one node starts a store."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

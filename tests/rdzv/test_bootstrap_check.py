@@ -2,8 +2,6 @@
 `tests/hosts`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

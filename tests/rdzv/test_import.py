@@ -1,7 +1,5 @@
 """`import rdzv` loads little. Modules that only a server needs are loaded when it starts, and may be missing before."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

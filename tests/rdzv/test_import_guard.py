@@ -1,7 +1,5 @@
 """A package `store` that is not ours, or incomplete, is named in the ImportError."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

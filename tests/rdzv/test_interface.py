@@ -1,7 +1,5 @@
 """The abstract handlers: the required methods, and the messages for the optional ones."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

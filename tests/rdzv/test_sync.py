@@ -1,7 +1,5 @@
 """The blocking twin: real sockets, real threads, real signals, real forks."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """The public names as type checkers see them: `mypy --strict` checks this file, and it also runs."""
 
-from __future__ import annotations
-
 from typing import assert_type, get_type_hints
 
 import rdzv

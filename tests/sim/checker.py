@@ -4,8 +4,6 @@ It keeps its own books, from its own watch, which no message delays. It shares n
 of records.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

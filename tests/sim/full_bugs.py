@@ -1,7 +1,5 @@
 """Bugs for the full simulation, each of which once existed in a real system. The simulation must find each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial

@@ -11,8 +11,6 @@ Three observers check it: `truth.py` the answers of every client (S1, S3, S4, S5
     python -m tests.sim full --seeds 0:10000      many, told if they fail
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

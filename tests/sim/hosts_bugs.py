@@ -1,7 +1,5 @@
 """Bugs for stories of several hosts. The simulation must find each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Bugs for the store's stories, each of which once existed in some store. The simulation must find each of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -9,8 +9,6 @@ linearizable. All the while `truth.py` checks every answer and every event. Prom
     python -m tests.sim store --seed 17           one story, told step by step
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

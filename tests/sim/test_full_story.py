@@ -1,7 +1,5 @@
 """Hundreds of full stories, and bugs that they must find. `python -m tests.sim full` plays more."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

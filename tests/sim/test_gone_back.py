@@ -1,7 +1,5 @@
 """A store whose disk is restored to an earlier state: its clients are told, also with other faults beside."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sqlite3

@@ -1,7 +1,5 @@
 """Stories in which the store in memory is lost, and bugs that they must find (`python -m tests.sim hosts`)."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.sim.__main__ import hunt

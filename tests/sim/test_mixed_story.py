@@ -4,8 +4,6 @@ twice, outages of minutes, and a store with few conditions per transaction.
     RDZV_TEST_MIXED=0:1000 python -m pytest tests/sim/test_mixed_story.py
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """Some stories of the store, and bugs that they must find. `python -m tests.sim store --hours 8` plays more."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.sim.__main__ import hunt, main

@@ -1,7 +1,5 @@
 """Stories of nodes that train by `rounds()`, and bugs that they must find (`python -m tests.sim training`)."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.sim.__main__ import hunt, main

@@ -1,7 +1,5 @@
 """Bugs for training stories, each of which this project once had. The simulation must find each of them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

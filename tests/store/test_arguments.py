@@ -1,7 +1,5 @@
 """Refused arguments: one table of odd arguments, and the same error from each kind of store, async and blocking."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 `store.interface` lists the differences of etcd; they are not tested here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,7 +1,5 @@
 """`delete_prefix` of more keys than one revision may change: keys from before are deleted, later ones stay."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Blocks that hold a lease: their end after its loss, in another task, and after the end of a connection."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """The keeper: leases are renewed in time, claimed by new connections at once, and reported lost once they may be."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

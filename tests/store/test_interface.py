@@ -1,7 +1,5 @@
 """The named calls, beyond the tests of `test_conformance` on each kind of store: the arguments of every one of them."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Leases that keep themselves: for as long as a block lasts, and no longer than they can be relied on."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from functools import partial

@@ -1,7 +1,5 @@
 """Limits are above zero, and agree with each other. `guarantees/test_s6_every_limit.py` tests each of them."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 from typing import Any

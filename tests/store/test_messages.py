@@ -1,7 +1,5 @@
 """The messages: which of them change the store, and the entry after a put."""
 
-from __future__ import annotations
-
 import pytest
 
 from store.messages import MUTATIONS, Entry, Event, Request

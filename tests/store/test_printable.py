@@ -1,7 +1,5 @@
 """Text from other parties, escaped for a terminal and a log."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 from functools import partial

@@ -1,7 +1,5 @@
 """Records: constructing, comparing, packing, checking and reading them."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

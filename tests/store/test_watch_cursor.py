@@ -1,7 +1,5 @@
 """A watch is opened as requested, and reopened after its last event."""
 
-from __future__ import annotations
-
 import pytest
 
 from store.errors import StoreUsageError

@@ -1,7 +1,5 @@
 """Conditions read like their meaning, and expressions with another meaning are refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from store import when

@@ -10,8 +10,6 @@ No member outlives the block. Data lies in memory if the system offers that: the
 disk.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import http.client

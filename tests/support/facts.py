@@ -1,7 +1,5 @@
 """Short constructors for the input of a journal, and readers of its output."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ they do to a real disk. All other calls succeed, and written data is in the file
 the process afterwards.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -4,8 +4,6 @@ It makes the events that a store would send, revision by revision, and keeps the
 successor can take over from these alone.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from rdzv import Closed

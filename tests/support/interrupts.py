@@ -1,7 +1,5 @@
 """Exceptions out of the handlers of signals, and cancellations: at each step of some work, one after the other."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -4,8 +4,6 @@ journal.begun.acquire()         the writer has a group in hand
 journal.may_commit.release()    now it may write it
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -1,7 +1,5 @@
 """Launchers to test: real ones, over a real store, with commands that do as they are told by signals."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

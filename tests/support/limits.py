@@ -1,7 +1,5 @@
 """Limits for tests that need not fill a server first."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

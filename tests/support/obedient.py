@@ -6,8 +6,6 @@ It prints its environment as one line of JSON. At SIGTERM it prints a line and e
 never if it is stubborn.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -9,8 +9,6 @@ The members reach each other through ports of this network. The first request of
 (`X-Server-From`), so both directions of a member can be cut, while its clients still reach it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

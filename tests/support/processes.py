@@ -9,8 +9,6 @@ A child leads a process group of its own. When the block is left, whatever happe
 and the child reaped. If the block fails, all that the child has written is added to the error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib.util

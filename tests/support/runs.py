@@ -12,8 +12,6 @@ The store is a process of its own on the test's timeline (`rdzv.testing.machines
 `run.restart_store()`. With `VirtualRun(durable=True)` it has a disk, and restarts with the data on it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """A program that saves at the first signal that ends it, and prints the signals that it got."""
 
-from __future__ import annotations
-
 SCRIPT = """
 import signal, sys, time
 

@@ -5,8 +5,6 @@ chooses it. Processes that it starts, to share the work (pytest-xdist), inherit 
 alike. It stands at the head of the output, and `RDZV_TEST_SEED` sets it.
 """
 
-from __future__ import annotations
-
 import os
 import random
 

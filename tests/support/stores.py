@@ -6,8 +6,6 @@ async with serve_in_memory(network) as server, connect_in_memory(network) as cli
     network.partition("client")
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

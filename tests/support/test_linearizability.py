@@ -1,7 +1,5 @@
 """The checker convicts histories that no order explains, and only those."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Children are heard, signalled, and gone when their block is left."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

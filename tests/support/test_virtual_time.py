@@ -1,7 +1,5 @@
 """The loop on virtual time jumps, keeps order, and reports tasks that wait without a timer."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 

@@ -9,8 +9,6 @@ Mark a test (or a module, with `pytestmark`) with `pytest.mark.virtual_time` to 
 look idle to it, so time would jump past them. Hence `rdzv.testing.network`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 from typing import Any

@@ -1,7 +1,5 @@
 """The awaited cells, in virtual time, and the probe after each: are the other nodes unharmed?"""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """The blocking cells, with real sockets, threads, signals, forks and a store in a process, and the probe after each."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

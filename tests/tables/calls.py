@@ -1,7 +1,5 @@
 """Rows: every public call, how it is made, and its permitted effects on other nodes. Each row is for both twins."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Cells: one call in one state of each kind; and a small set of cells that covers every pair of states."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Programs under torchrun with c10d's rendezvous and with ours: docs/pytorch.md has each difference."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

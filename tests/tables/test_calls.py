@@ -1,7 +1,5 @@
 """Every public call has its row, and every row is played in each of its states."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

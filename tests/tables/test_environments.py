@@ -1,7 +1,5 @@
 """Each command in each unusual environment: it works, or prints one sentence with a remedy."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

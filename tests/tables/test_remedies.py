@@ -1,7 +1,5 @@
 """The advice of each error, followed by the test, solves the problem."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess

@@ -1,7 +1,5 @@
 """The advice of each error about a URL, a setting, a limit or a directory, followed by the test, leads on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

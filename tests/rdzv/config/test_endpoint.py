@@ -1,7 +1,5 @@
 """Endpoints: how URLs are split, and the message for each kind of wrong URL."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Parameters: each is documented, and the error for a wrong value names the valid values and a remedy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

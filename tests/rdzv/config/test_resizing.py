@@ -1,7 +1,5 @@
 """The room `rdzv.config.resizing`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

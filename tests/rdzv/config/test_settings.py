@@ -1,7 +1,5 @@
 """The settings: their sources, the order of precedence, and the error message for each wrong value."""
 
-from __future__ import annotations
-
 import math
 import ssl
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Value types: which values each one accepts or rejects, and that parsing a parsed value changes nothing."""
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The missing nodes: their names, the last facts about each, and a bound on their number."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

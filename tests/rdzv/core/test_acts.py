@@ -1,7 +1,5 @@
 """`decide` returns only the first act that is due, and does not change the picture."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from typing import Any

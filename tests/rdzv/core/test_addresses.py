@@ -1,7 +1,5 @@
 """The addresses at which members reach one that the store sees at loopback, or behind a forwarder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

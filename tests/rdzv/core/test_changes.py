@@ -2,8 +2,6 @@
 makes of them.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """The history of a run, across coordinators. Forgotten rounds are kept as sums."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

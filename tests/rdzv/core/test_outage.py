@@ -1,7 +1,5 @@
 """Nodes that return one by one after an outage meet in one round (promise R11, early_last_call)."""
 
-from __future__ import annotations
-
 from tests.support.hand_fed import HandFed
 
 

@@ -1,7 +1,5 @@
 """Members that are shown as slow or stuck, and the words for the state of a run: one table for every display."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A unit never straddles two domains; the nodes that do not fill a unit are spares."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Questions to nodes and their answers are packed and unpacked without loss; foreign bytes raise an error."""
 
-from __future__ import annotations
-
 import zlib
 
 import pytest

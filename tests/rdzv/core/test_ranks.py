@@ -1,7 +1,5 @@
 """Rank orders: each gives every node one rank, and is documented by a sentence that these tests hold it to."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

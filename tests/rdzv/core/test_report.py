@@ -1,7 +1,5 @@
 """The status as plain data: every fact is a field, as in the schema in the docs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """The end of a round for one member: whether a failure is its own error, and how long it waits for news of a loss."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Keys, the bucket of a node, and the rank of an arrival."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The step at which all members stop: no step passes the gate after its answer, and the step is the same for all."""
 
-from __future__ import annotations
-
 import random
 import threading
 

@@ -2,8 +2,6 @@
 error.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any, get_args, get_type_hints

@@ -2,8 +2,6 @@
 changes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgpack

@@ -1,7 +1,5 @@
 """The history of a run as lines, as JSON by its schema, as one closing line, and as a timeline."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The screen of `rdzv status --watch`: readable with ten thousand nodes in a narrow window, clear on a lost store."""
 
-from __future__ import annotations
-
 from rdzv.core.absent import Missing
 from rdzv.core.report import RunStatus
 from rdzv.core.round import Participant

@@ -1,7 +1,5 @@
 """Writing to standard error, and to a stream that another process has made non-blocking."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

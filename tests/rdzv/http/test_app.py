@@ -1,7 +1,5 @@
 """The HTTP server of a real `rdzv serve`: health, metrics, JSON, events, the page in a real browser."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

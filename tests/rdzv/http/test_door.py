@@ -1,7 +1,5 @@
 """The access rules of HTTP: the token if there is one, only this machine's names on loopback, and no other site."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

@@ -1,7 +1,5 @@
 """The pace at which runs are read for clients of HTTP."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 

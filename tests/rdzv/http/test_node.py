@@ -1,7 +1,5 @@
 """`/metrics` of a node's own process, and the page of a store that a node hosts: over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page in a real browser: every state, 4 to 10,000 nodes, a lost store, hostile names, keys, print."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The blocking loop over the rounds: real sockets and threads, judged by the outcome."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

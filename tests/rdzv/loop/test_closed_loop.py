@@ -1,7 +1,5 @@
 """An event loop that ends while its node is a member."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 loss, an own error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """The parts that both twins of the loop share."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The end of a member's round: the events that end it, and the outcome for the member."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any, cast

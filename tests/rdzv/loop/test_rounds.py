@@ -1,7 +1,5 @@
 """The awaited loop over the rounds: real sockets, threads and event loops."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -1,7 +1,5 @@
 """The shared store has a connection of its own, so its traffic delays neither the node's lease nor its role."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

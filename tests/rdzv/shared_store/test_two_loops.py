@@ -1,7 +1,5 @@
 """The client of a round's store: it belongs to the event loop that used it first, and to the store of the round."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,7 +1,5 @@
 """Announced changes at random moments, with deaths and outages of the store in between, in virtual time."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 

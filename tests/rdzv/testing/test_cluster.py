@@ -1,7 +1,5 @@
 """User code on a cluster in virtual time: the faults, the story that is told, and the defects that are found."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 

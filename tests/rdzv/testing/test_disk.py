@@ -1,7 +1,5 @@
 """The simulated disk compared with a real one: the data that the same facts leave, and the data that a crash loses."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

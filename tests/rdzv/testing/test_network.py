@@ -1,7 +1,5 @@
 """The network in memory behaves like sockets: ordered, flow-controlled, and with every way to break."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """Real processes of a run: they are started, killed and waited for, and none is left behind."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

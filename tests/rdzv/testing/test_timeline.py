@@ -1,7 +1,5 @@
 """Processes on virtual time stop, die and keep time as real ones do. All simulated tests rely on that."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -3,8 +3,6 @@
 python -m tests.rdzv.torch.group_program URL
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

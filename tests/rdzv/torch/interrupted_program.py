@@ -16,8 +16,6 @@ end writes its state to FOLDER. Afterwards runs of each kind without any change 
 the mean of two equal gradients is exact.)
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

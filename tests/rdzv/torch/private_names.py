@@ -1,7 +1,5 @@
 """The names of PyTorch that `rdzv.torch` uses and that PyTorch does not document."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

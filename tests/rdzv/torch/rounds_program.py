@@ -9,8 +9,6 @@ run is still open when such a node joins, however long that takes.
 Each line is one JSON object: an event, its node, and its time (on the clock that all processes of a machine share).
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

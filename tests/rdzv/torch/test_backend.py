@@ -1,7 +1,5 @@
 """The state of PyTorch's own rendezvous handler, kept in our store."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta

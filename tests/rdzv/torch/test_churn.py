@@ -2,8 +2,6 @@
 short run of each.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.processes import require, start_python

@@ -1,7 +1,5 @@
 """`init_process_group` over our store and by our URLs, with real process groups."""
 
-from __future__ import annotations
-
 import pytest
 
 import rdzv

@@ -2,8 +2,6 @@
 restarted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """An agent's screen: one line for each event, with PyTorch's prefix, and LOGLEVEL obeyed."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

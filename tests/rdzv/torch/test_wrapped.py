@@ -1,7 +1,5 @@
 """Wrappers of models, and helpers that run beside a training, survive the loss of a member in the same process."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -5,8 +5,6 @@ python -m tests.rdzv.torch.wrapped_program URL KIND...
 Three processes are forked for each kind. One of them is killed in its fifth step, and the others train to the end.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """Bugs for the explorer. Each must be found, in a scenario that is small enough to be explored completely."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager

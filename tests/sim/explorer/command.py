@@ -1,7 +1,5 @@
 """The explorer's command: `python -m tests.sim explore [NAME ...]`."""
 
-from __future__ import annotations
-
 import argparse
 import time
 

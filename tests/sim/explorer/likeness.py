@@ -10,8 +10,6 @@ only compares them. Revisions are compared only for some keys, each with those o
 from now, and sentences are left out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

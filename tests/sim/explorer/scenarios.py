@@ -1,7 +1,5 @@
 """The explored scenarios: three nodes, two rounds, and a fault of one of them at any point."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.sim.explorer.world import Scenario

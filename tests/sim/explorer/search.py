@@ -5,8 +5,6 @@ child takes the step and explores everything after it, before the parent tries t
 one table of the states that were visited.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import mmap

@@ -3,8 +3,6 @@
 It runs in processes of its own, since it forks and the tests' process has threads.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

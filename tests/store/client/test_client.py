@@ -1,7 +1,5 @@
 """The async client: connecting, reconnecting, the errors that callers get, and waits for room."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

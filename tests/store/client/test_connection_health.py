@@ -1,7 +1,5 @@
 """A silent connection is slow at first, then broken; an idle one is pinged."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any

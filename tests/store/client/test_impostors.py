@@ -3,8 +3,6 @@ request that was sent says so. A program that takes the store's port for a while
 (S10).
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

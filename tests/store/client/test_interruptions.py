@@ -1,7 +1,5 @@
 """Blocking calls beside signals: time limits hold, and an exception of a signal's handler reaches the caller."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random

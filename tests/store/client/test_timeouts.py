@@ -1,7 +1,5 @@
 """The timeouts of a client, which depend on the answers that it has seen."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """The async client's watches: readers that lag, snapshots that are cut, and reopening that fails."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

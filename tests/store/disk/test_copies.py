@@ -1,7 +1,5 @@
 """Check, backup and restore: beside a running server, of a whole store only, and never silently."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

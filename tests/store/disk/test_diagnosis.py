@@ -2,8 +2,6 @@
 damaged.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

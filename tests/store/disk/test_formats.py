@@ -4,8 +4,6 @@ older.
 Nothing was released yet, so the next format is made here, by a patch: leases get one more column.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from pathlib import Path

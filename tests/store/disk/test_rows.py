@@ -1,7 +1,5 @@
 """The rows: one number identifies the layout of all rows, and a revision of any size fits."""
 
-from __future__ import annotations
-
 import hashlib
 import sqlite3
 

@@ -1,7 +1,5 @@
 """SQLite's log: damage in the middle is distinguished from an end that a crash cut off."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

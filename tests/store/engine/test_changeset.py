@@ -1,7 +1,5 @@
 """Facts: the changes of one step, and which of several changes is the last."""
 
-from __future__ import annotations
-
 from store.engine.changeset import ChangeSet
 
 A, B = b"a" * 16, b"b" * 16

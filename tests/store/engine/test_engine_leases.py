@@ -1,7 +1,5 @@
 """The engine's leases: keys that go with them, and transactions that grant them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The engine as a whole: against a plain dictionary, and restored from the facts of a durable one."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager

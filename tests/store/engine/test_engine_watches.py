@@ -1,7 +1,5 @@
 """The engine's watches and parked waits: their events and answers, and the recipients."""
 
-from __future__ import annotations
-
 import pytest
 
 from store import when

@@ -3,8 +3,6 @@
 Steps are counted, or their CPU time is compared with that of a fixed piece of work.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 import tracemalloc

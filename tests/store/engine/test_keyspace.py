@@ -1,7 +1,5 @@
 """Groups of keys: which key belongs to which group, and that the count of each group is exact."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Leases expire when their time is over, on a clock that does not count time in which the server itself stood still."""
 
-from __future__ import annotations
-
 from store.engine.changeset import SavedLease
 from store.engine.leases import STALL_AFTER, UNTIDY, LeaseRecord, Leases
 from store.engine.processes import ConnectionEnd

@@ -1,7 +1,5 @@
 """A request that is one past a limit is refused and changes nothing (S6), for the limits that pure modules enforce."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """S6: `memory_bytes` counts what each kind of request leaves in memory: no table costs more than it is counted for."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The note of a keep-alive is kept with its lease. The notes of all keys under a prefix are listed page by page."""
 
-from __future__ import annotations
-
 import pytest
 
 from store.engine.requests import NOTES_AT_ONCE

@@ -1,7 +1,5 @@
 """The processes that count as dead, given the ends of their connections."""
 
-from __future__ import annotations
-
 from store.engine.processes import AT_ONCE, MANY, ConnectionEnd, Processes
 
 A, B, C, D = (bytes([letter]) * 16 for letter in b"ABCD")

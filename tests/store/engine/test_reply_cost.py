@@ -1,7 +1,5 @@
 """The memory of a kept reply is at most the predicted cost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

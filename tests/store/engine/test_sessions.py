@@ -1,7 +1,5 @@
 """Replies are kept until they are acknowledged, and sessions until their clients have been away for too long."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """The index agrees with a sorted list, after any sequence of additions, removals and lookups."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

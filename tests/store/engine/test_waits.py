@@ -1,7 +1,5 @@
 """Waits are found by every key that can end them, and finished ones leave nothing behind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

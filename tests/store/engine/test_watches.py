@@ -1,7 +1,5 @@
 """The recipients of an event, and the history for watches that reconnect."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

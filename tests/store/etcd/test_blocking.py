@@ -1,7 +1,5 @@
 """The blocking client of an etcd cluster: threads, signals and forks. The rest is in `test_conformance`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Our requests in etcd's terms: URLs, ranges, conditions, events, refusals."""
 
-from __future__ import annotations
-
 import pytest
 
 from store import when

@@ -1,7 +1,5 @@
 """The choice of the next member, and the pauses before it."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """A write as one transaction, and its result: cases that the answers of a real etcd do not show."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

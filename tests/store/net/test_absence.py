@@ -1,7 +1,5 @@
 """A client reports that its store cannot be reached, while it waits."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

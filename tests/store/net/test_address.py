@@ -1,7 +1,5 @@
 """An address is read from a URL, and written as the same URL."""
 
-from __future__ import annotations
-
 import pytest
 
 from store.errors import StoreUsageError

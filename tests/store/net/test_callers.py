@@ -1,7 +1,5 @@
 """A call that would wait for ever gets an error of one sentence that names the cause."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -2,8 +2,6 @@
 moment.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Iterator

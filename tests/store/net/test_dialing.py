@@ -1,7 +1,5 @@
 """The errors of a failed connection. `test_client.py` dials."""
 
-from __future__ import annotations
-
 import ssl
 
 import pytest

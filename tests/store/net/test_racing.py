@@ -1,7 +1,5 @@
 """Names with several addresses: the order of the attempts, and that a dead address does not delay a client."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """Sockets are quick, notice a dead peer, and are closed in forked children."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Processes that were started without some of their standard streams, as by `2>&-`."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Tasks that run together, in a scope of anyio that is cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 

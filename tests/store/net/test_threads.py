@@ -1,7 +1,5 @@
 """Threads with loops of their own: calls into them, their end, and exceptions out of signal handlers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -7,8 +7,6 @@ By default a few seconds' worth of inputs. For a million of each kind, switch th
 Each run has a fresh seed, which a failure names; `RDZV_FUZZ_SEED` runs it again.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Two ends of a conversation whose bytes are carried by hand, in any pieces, through any number of connections."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgpack

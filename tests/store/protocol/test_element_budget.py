@@ -1,7 +1,5 @@
 """The elements that a body claims to hold are counted without making any of them, and false claims are detected."""
 
-from __future__ import annotations
-
 import struct
 import tracemalloc
 from collections.abc import Callable, Generator

@@ -2,8 +2,6 @@
 connections alone, whose bytes are carried by hand.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The token is proven both ways, and never sent (S8)."""
 
-from __future__ import annotations
-
 import hmac
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Both sides use the highest common version, and ignore additions of later releases (S12)."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

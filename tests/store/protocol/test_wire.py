@@ -1,7 +1,5 @@
 """Every message is decoded as it was encoded, by its layout, and other bytes are refused."""
 
-from __future__ import annotations
-
 import gc
 import re
 import tracemalloc

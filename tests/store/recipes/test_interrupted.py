@@ -1,7 +1,5 @@
 """Leases and recipes that an exception out of a signal's handler, or a cancellation, interrupts: nothing stays held."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

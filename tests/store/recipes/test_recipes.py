@@ -1,7 +1,5 @@
 """Locks and elections: on both kinds of store, with holders that die."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect

@@ -1,7 +1,5 @@
 """The time that a recipe may take, the error when it is over, and arguments that a recipe refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

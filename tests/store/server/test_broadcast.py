@@ -1,7 +1,5 @@
 """One large value for many readers is encoded once, counted once, and written to all of them in turns (S6, S11)."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable

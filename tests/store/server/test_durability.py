@@ -1,7 +1,5 @@
 """Waits for the disk, with a journal that the test controls: real ones are in `tests/guarantees/test_s3_*`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any, cast

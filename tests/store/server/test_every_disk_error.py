@@ -3,8 +3,6 @@
 The errors are raised where SQLite raises them, by a journal that really writes before and after.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -2,8 +2,6 @@
 says so.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sqlite3

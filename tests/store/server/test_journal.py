@@ -1,7 +1,5 @@
 """The journal: appended facts are read back, complete and in order."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import threading

@@ -2,8 +2,6 @@
 not change it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

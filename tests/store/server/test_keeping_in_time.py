@@ -1,7 +1,5 @@
 """Keep-alives that have arrived are read before a lease expires, wherever they wait (S5)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """Unauthenticated peers cannot fill a log; at 80 % of a limit the operator is warned, once."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 

@@ -4,8 +4,6 @@ One kind of request stays pending: unread, parked, or watching. Then every other
 the server is measured in processor time, relative to that of a fixed piece of work.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

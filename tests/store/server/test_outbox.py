@@ -1,7 +1,5 @@
 """The outbox: frames in order, held until they may be sent, in pieces, and every byte counted until it has gone."""
 
-from __future__ import annotations
-
 import random
 
 from store.engine.sessions import ByteCount

@@ -2,8 +2,6 @@
 event now.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Pending commits: a reply waits only for the changes that it shows to be on disk (S3)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The requests of peers and their answers: waits for memory or a turn, and the order; S11's tests show the turns."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """The ring of turns: peers with few requests go first, and each peer has one turn before any has a second."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

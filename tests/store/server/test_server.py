@@ -1,7 +1,5 @@
 """The server: accepting and refusing clients, hanging up, leaving, and its addresses."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

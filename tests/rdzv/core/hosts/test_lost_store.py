@@ -1,7 +1,5 @@
 """Which knowledge of a lost store stands, and for whom."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

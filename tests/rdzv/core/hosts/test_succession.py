@@ -5,8 +5,6 @@ other host. A stopped process gives no answer, and its kernel does not refuse. E
 the rule, and has to be found.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from enum import Enum

@@ -1,7 +1,5 @@
 """The module `rdzv.core.stuck.accusing`."""
 
-from __future__ import annotations
-
 from rdzv.core.stuck.accusing import Accusation, Accusations
 
 

@@ -1,7 +1,5 @@
 """Judging of members: stuck, excused, or at a standstill in which none is dropped."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The steps that a member reports, and the note with them on its lease."""
 
-from __future__ import annotations
-
 import pytest
 
 from rdzv.core.stuck.step_log import FINISHED, StepLog, StepNote

@@ -1,7 +1,5 @@
 """The module `rdzv.core.stuck.tally`."""
 
-from __future__ import annotations
-
 import pytest
 
 from rdzv.core.stuck.tally import RunTally

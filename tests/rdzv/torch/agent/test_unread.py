@@ -1,7 +1,5 @@
 """Agents of torchrun whose standard error is not read any more, as by a log collector that is stuck."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The failure of a worker is noticed at once and reported to the other agents. Its own agent still reaps it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """One connection to one member: the meaning of its answers and refusals, the stream of watches, and the end."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -1,7 +1,5 @@
 """The reason why a member cannot be reached: the server at its port is identified by its first bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """All watches of a client over one stream: which watch gets a message, which has fallen behind, and how watches end."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -2,8 +2,6 @@
 timer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import weakref
 from collections.abc import Callable

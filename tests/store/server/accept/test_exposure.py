@@ -2,8 +2,6 @@
 servers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ssl
 

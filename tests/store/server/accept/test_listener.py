@@ -1,7 +1,5 @@
 """The listener: connections accepted, when, and its log lines. The rules are those of `test_connection_table.py`."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

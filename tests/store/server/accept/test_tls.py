@@ -1,7 +1,5 @@
 """A connection to a port with TLS is accepted or gets the reason for its refusal, and does not wait long."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

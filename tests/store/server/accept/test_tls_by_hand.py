@@ -1,7 +1,5 @@
 """TLS on the bytes of one connection, record by record: a client's OpenSSL, without a socket in between."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
