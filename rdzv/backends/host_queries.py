@@ -43,10 +43,10 @@ PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}
 
 
 class Reply(NamedTuple):
-    """A host's answer; `candidate` is the random name of a candidate, else empty."""
+    """A host's answer; `name` is the random name of a candidate, or the id of a store, else empty."""
 
     answer: Answer
-    candidate: str = ""
+    name: str = ""
     error: BaseException | None = None  # the reason, if there was no answer
 
 
@@ -97,9 +97,9 @@ class Host:
             reader, writer = await asyncio.open_connection(sock=sock, ssl=tls, server_hostname=name)
             asked = _parse_reply(decode_opening(await read_frame(reader), Greeting))
             if word is not None and asked.answer is Answer.CANDIDATE:
-                writer.write(frame(word.message_for(asked.candidate)))
+                writer.write(frame(word.message_for(asked.name)))
                 await read_frame(reader)
-            return Reply(Answer.REFUSED) if own and asked.candidate == own else asked
+            return Reply(Answer.REFUSED) if own and asked.name == own else asked
         except ConnectionRefusedError:
             return Reply(Answer.REFUSED)
         except (OSError, EOFError, ProtocolError) as error:
@@ -139,7 +139,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 
 def _parse_reply(said: Greeting | Rejection) -> Reply:
     if isinstance(said, Greeting):
-        return Reply(Answer.SERVES)
+        return Reply(Answer.SERVES, said.store_id)
     if said.kind == CANDIDATE:
         return Reply(Answer.CANDIDATE, said.message)
     return Reply(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a rejection by a full server means: it serves
@@ -231,13 +231,13 @@ def find_serving_host(dial: MultiHostDial, *, within: float) -> None:
         raise RendezvousConnectionError(f"none of {hosts} serves a store within {within:g} s: {problem}")
 
 
-async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict[str, Answer]:
-    """Return the answer of each host; empty if the URL has only one."""
+async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict[str, Reply]:
+    """Return the reply of each host; empty if the URL has only one."""
     if not settings.endpoint.has_successors:
         return {}
     dial = MultiHostDial(settings, credentials)
     found = await run_together(*(host.ask(dial.tls) for host in dial.hosts))
-    return {str(host): asked.answer for host, asked in zip(dial.hosts, found, strict=True)}
+    return {str(host): asked for host, asked in zip(dial.hosts, found, strict=True)}
 
 
 async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> str:
@@ -251,7 +251,7 @@ async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> 
         raise RendezvousSettingsError(
             f"{lost[:80]!r} is not one of the several hosts of {settings.endpoint.url}; write one as it is there"
         )
-    answers = await answers_of_hosts(settings, credentials)
+    answers = {host: asked.answer for host, asked in (await answers_of_hosts(settings, credentials)).items()}
     serving = [host for host, one in answers.items() if one is Answer.SERVES]
     answer, word = answers[str(meant[0])], HostLost(str(meant[0]), credentials.token)
     if serving and answer is not Answer.SERVES:

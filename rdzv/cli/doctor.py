@@ -50,6 +50,8 @@ PROVES: Final = ", so no store is there, unless a proxy, a load balancer or a fi
 IF_SILENT: Final = (
     "let the port through the firewall, which must not reject packets; if the machine is off: rdzv lost URL"
 )
+SHARED: Final = "list each machine once, by a name of its own: of no proxy, Service or load balancer"
+TWO_STORES: Final = "end the process on the host that was said to be lost, and was at work"
 
 
 class Check(NamedTuple):
@@ -102,7 +104,8 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
     settings = with_expected_nodes(parse_settings(options.url, expected_file=options.expected))
     url, run_id = settings.endpoint.url, split_url(options.url).run_id
     own_address, step = "", options.timeout / STEPS
-    answers = await answers_of_hosts(settings, Credentials(settings))
+    replies = await answers_of_hosts(settings, Credentials(settings))
+    answers = {host: asked.answer for host, asked in replies.items()}
     for host, port in settings.endpoint.hosts:
         addresses = await _resolve(host, port, checks, timeout=step)
         where = host_and_port(host, port)
@@ -120,8 +123,10 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
     if answers and not serving:
         checks.append(Check("store", "no host serves it", "start a node on one of them"))
     elif len(serving) > 1:
-        remedy = "list each machine once, by a name of its own: of no proxy, Service or load balancer"
-        checks.append(Check("hosts", f"{' and '.join(serving)} serve at once: these names share a store", remedy))
+        of_one = len({replies[host].name for host in serving}) == 1
+        what = "these names share a store" if of_one else "each has a store of its own, so runs are in two parts"
+        remedy = SHARED if of_one else TWO_STORES
+        checks.append(Check("hosts", f"{' and '.join(serving)} serve at once: {what}", remedy))
     if not own_address:
         return
     if not is_loopback(own_address):

@@ -67,7 +67,7 @@ async def _status(options: argparse.Namespace) -> int:
     else:
         settings = parse_settings(options.url)
         hosts = await answers_of_hosts(settings, Credentials(settings))
-        of_each = ", ".join(f"{host} {answer.value}" for host, answer in hosts.items())
+        of_each = ", ".join(f"{host} {asked.answer.value}" for host, asked in hosts.items())
         lost = run.head().lost_store
         here = [f"hosts: {of_each}; store {1 if lost is None else lost.generation + 1} of this run"] * bool(hosts)
         say(*_lines(status, cost), f"store: {describe_health(health)}", *here)

@@ -94,7 +94,7 @@ async def test_a_host_refuses_only_if_each_address_of_its_name_does(monkeypatch:
             return await host.ask(None, within=0.3, own=name)
 
         try:
-            name = (await ask(own)).candidate
+            name = (await ask(own)).name
             for ports, answer in (
                 ((closed, mute), Answer.SILENT),
                 ((closed, server.port), Answer.SERVES),
@@ -146,7 +146,7 @@ async def test_a_candidate_says_so_and_serves_once_the_others_refuse() -> None:
             assert not candidate.is_hosting
             (asked,) = await ask_all([host_at(own)], None)
             assert asked.answer is Answer.CANDIDATE
-            assert asked.candidate
+            assert asked.name
         finally:
             candidate.note_store_found()
             await candidate.aclose()
