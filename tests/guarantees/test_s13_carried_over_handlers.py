@@ -4,6 +4,7 @@ In virtual time, where the store is replaced by an empty one, as by the next hos
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -16,7 +17,9 @@ from rdzv import (
     RendezvousRefusedError,
     RendezvousSettingsError,
     RoundSupersededError,
+    RunStatus,
 )
+from rdzv.core.stuck.tally import RunTally
 from tests.support.limits import limits_with
 from tests.support.runs import VirtualRun, assert_one_round, connected
 from tests.support.virtual_time import now
@@ -158,17 +161,46 @@ async def test_s13_a_fresh_node_that_comes_first_undoes_no_ban() -> None:
         assert (await run.join(run.handler("banned_for_a_minute"))).done() is False, "its minute is over"
 
 
-async def test_s13_a_closed_run_stays_closed() -> None:
-    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=2, last_call_timeout=1) as run:
-        x, y = run.handler("x"), run.handler("y")
-        await run.meet(x, y)
-        await x.set_closed("it is done")
-        await asyncio.sleep(0.1)
+Change = Callable[["Handler"], Awaitable[object]]
+CHANGES: dict[str, tuple[Change, Callable[[RunStatus, RunTally], bool]]] = {
+    "resize": (lambda node: node.resize(max_nodes=5), lambda status, _: status.settings["max_nodes"] == 5),
+    "ban": (lambda node: node.ban("z"), lambda status, _: "z" in status.banned),
+    "ban for a minute": (lambda node: node.ban("z", lasts=60), lambda status, _: "z" in status.banned),
+    "closing": (lambda node: node.set_closed("it is done"), lambda status, _: "it is done" in str(status.closed)),
+    "counts": (
+        lambda node: node.change_tally(lambda _: RunTally(restarts=2, fruitless=1).pack()),
+        lambda _, tally: (tally.restarts, tally.fruitless) == (2, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("first", ["who made it", "who has not heard of it", "a new node", ""])
+@pytest.mark.parametrize("change", CHANGES)
+async def test_s13_a_change_acknowledged_just_before_the_loss_holds_whoever_comes_first(
+    change: str, first: str
+) -> None:
+    make, holds = CHANGES[change]
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=4, last_call_timeout=1, ttl=60) as run:
+        x, y = await run.met("xy")
+        if first:
+            run.network.partition("y")
+        await make(x)
+        run.kill_store()
+        for name in "xy" if first else "":
+            run.network.partition(name)
         await replace(run)
-        await asyncio.sleep(1.0)  # y is connected to the new store
-        for node in (y, run.handler("fresh")):
-            with pytest.raises(RendezvousClosedError, match="it is done"):
-                await node.next_rendezvous()
+        await asyncio.sleep(1.0)  # they know that the store is lost
+        order = {"who made it": [x, y], "who has not heard of it": [y, x], "a new node": [run.handler("new"), x, y]}
+        joining = []
+        for node in order.get(first, [x, y]):
+            run.network.heal(node.node_id)
+            joining.append(run.start(node.next_rendezvous()))
+            await asyncio.sleep(1.0 if first else 0.0)
+        done, _ = await asyncio.wait(joining[-2:], timeout=20)
+        assert len(done) == 2
+        for node in [x, y]:
+            assert holds(await node.status(), RunTally.of(await node.change_tally(bytes)))
+        assert change != "closing" or all(isinstance(task.exception(), RendezvousClosedError) for task in done)
 
 
 async def test_s13_the_later_knowledge_stands_as_a_whole() -> None:

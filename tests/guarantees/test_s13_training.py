@@ -62,7 +62,7 @@ for round in rdzv.torch.rounds(sys.argv[1]):
 
 
 def hosts() -> str:
-    return ",".join(f"127.0.0.1:{free_port()}" for _ in range(3))
+    return f"127.0.0.1,127.0.0.2,127.0.0.3:{free_port()}"  # the last port holds for all
 
 
 async def of_size(node: Child, size: int) -> dict[str, int]:
