@@ -6,7 +6,9 @@ two runs with the same node names were equal.
 
 import asyncio
 import contextlib
+import os
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -65,6 +67,35 @@ def test_r9_a_pickled_store_of_an_earlier_job_writes_into_no_round_of_a_new_one(
             worker.set("k", "of the earlier job")
         assert not info.store.check(["k"])
         worker.close()
+
+
+def test_r9_a_forked_store_of_an_earlier_job_writes_into_no_round_of_a_new_one() -> None:
+    """As the worker of a `DataLoader` that outlives its job."""
+    require("torch")
+    from rdzv.torch import TorchStore
+
+    with store.sync.serve() as server, two_nodes(server) as (a, b):
+        info, _ = meet(a, b)
+        earlier = TorchStore.of_round(info.store, timedelta(seconds=20), a.own_node.settings)
+        ours, theirs = socket.socketpair()
+        if (child := os.fork()) == 0:
+            with contextlib.suppress(BaseException):
+                earlier.set("used", "before")
+                theirs.sendall(b"used")
+                theirs.recv(1)
+                try:
+                    earlier.set("k", "of the earlier job")
+                except Exception as error:  # noqa: BLE001  the parent looks at it
+                    theirs.sendall(str(error).encode())
+            os._exit(0)
+        theirs.close()
+        assert ours.recv(4) == b"used"
+    with store.sync.serve(port=server.port) as again, two_nodes(again) as (a, b), ours:
+        info, _ = meet(a, b)
+        ours.sendall(b"!")
+        assert b"no longer in the round" in ours.recv(999)
+        os.waitpid(child, 0)
+        assert not info.store.check(["k"])
 
 
 @pytest.mark.parametrize("was_used", [True, False], ids=["used before", "never used"])
