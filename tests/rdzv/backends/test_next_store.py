@@ -1,11 +1,11 @@
 """A store whose host has left rejects newcomers, so the next job starts a store of its own and is not dropped."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,14 +16,8 @@ from rdzv.backends.hosting import CALL_TIMEOUT
 from rdzv.core.keys import Keys
 from rdzv.core.state import NodesWaiting
 from rdzv.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
-from tests.support.processes import free_port, start_python
+from tests.support.processes import Child, free_port, start_python
 from tests.support.runs import VirtualRun, assert_one_round
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from tests.support.processes import Child
 
 pytestmark = pytest.mark.some_here(5)
 

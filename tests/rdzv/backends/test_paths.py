@@ -1,7 +1,5 @@
 """Relative paths in the settings of a program that changes its working directory later."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

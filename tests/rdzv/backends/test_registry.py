@@ -1,9 +1,9 @@
 """Backends: registered in code, or found in installed packages."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +17,6 @@ from rdzv.backends.registry import (
 )
 from rdzv.errors import RendezvousSettingsError
 from rdzv.interface import RendezvousHandler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 class Fake(RendezvousHandler):

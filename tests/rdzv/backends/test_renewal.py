@@ -1,14 +1,14 @@
 """Certificates and tokens that are replaced while a node runs: new connections use the current files."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 import ssl
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,16 +18,10 @@ import store.sync
 from rdzv.backends.builtin import _TcpConnector, client_of
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import serve_embedded
-from rdzv.config.settings import parse
+from rdzv.config.settings import Settings, parse
 from store.net.certificates import client_context
 from tests.support.processes import free_port, require
 from tests.support.twins import InThreads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from rdzv.config.settings import Settings
 
 OLD, NEW = b"the old token, of 32 random bytes", b"the new token, of 32 random bytes"
 

@@ -1,7 +1,5 @@
 """`rdzv chaos` with real launchers: failures are injected only where a launcher allows it and the operator confirms."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -1,10 +1,7 @@
 """Operator commands against a run: the nodes that they affect, and mistyped names."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +10,7 @@ import store
 from rdzv.backends.registry import rendezvous_handler_registry
 from rdzv.cli import main as command
 from rdzv.core.state import Unban
-
-if TYPE_CHECKING:
-    from store.server.server import Server
+from store.server.server import Server
 
 
 async def said(server: Server, *arguments: str, what: str = "ban") -> int:

@@ -1,11 +1,9 @@
 """`rdzv runs`, `forget`, `stats`, `ping`: commands for the operator of a store with many runs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +11,6 @@ import rdzv
 import store
 from rdzv.node.run.status import count_by_run
 from tests.rdzv.cli.test_main import run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.some_here(3)
 

@@ -1,7 +1,5 @@
 """Members that accuse another one, in virtual time: the accused reaches the store, but not the members."""
 
-from __future__ import annotations
-
 import contextlib
 
 import anyio

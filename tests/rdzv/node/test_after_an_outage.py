@@ -1,19 +1,12 @@
 """A run after an outage that was longer than its leases: its coordinator, its status and its cost."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import anyio
 import pytest
 
 import rdzv
 from rdzv.core.history import History
-from rdzv.core.report import Account, account
+from rdzv.core.report import Account, RunStatus, account
 from rdzv.testing import ClusterNode, cluster
-
-if TYPE_CHECKING:
-    from rdzv.core.report import RunStatus
 
 TTL, TRAINED, AWAY, AFTERWARDS = 10.0, 40.0, 30.0, 20.0  # seconds
 APART = 1.0  # seconds between the return of one node and that of the next

@@ -1,7 +1,5 @@
 """The step at which all members stop: the coordinator decides it, and writes it once."""
 
-from __future__ import annotations
-
 import pytest
 
 from rdzv.core.stopping import Stop

@@ -1,9 +1,8 @@
 """Every public call, cancelled natively or by anyio, once or twice: the handler and the run continue as before."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -13,9 +12,6 @@ from rdzv.errors import RendezvousGracefulExitError
 from rdzv.node.handler import Handler
 from rdzv.node.node import JoinTicket
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 pytestmark = pytest.mark.virtual_time
 

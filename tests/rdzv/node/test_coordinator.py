@@ -1,10 +1,8 @@
 """The coordinator: its election, its writes, and the keys that it leaves behind."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
@@ -15,15 +13,12 @@ from rdzv.node.coordinator.term import _delete_old_rounds
 from rdzv.node.coordinator.term_context import SharedLease, TermContext
 from rdzv.node.member.leaving import HAND_OVER_WITHIN
 from rdzv.testing.network import MemoryNetwork
-from store import Lease, LeaseNotFound
+from store import Lease, LeaseNotFound, Limits
 from store.messages import Delete, Grant, Guarded, Put, Request, Revoke, Transact
 from tests.support.limits import limits_with
 from tests.support.runs import VirtualRun, assert_one_round, listen
 from tests.support.stores import connect_in_memory, serve_in_memory
 from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from store import Limits
 
 pytestmark = pytest.mark.virtual_time
 

@@ -1,24 +1,18 @@
 """Members that have used up the limits of their run, or of the store, with shared data can still meet again."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
 
 import pytest
 
+from rdzv import RendezvousInfo
 from rdzv.core.state import Closed, Draining, NodesLost, NodesWaiting
 from rdzv.errors import MembersLostError, RendezvousConnectionError, RendezvousTimeoutError, RoundSupersededError
+from rdzv.node.handler import Handler
 from store import LimitExceeded, Limits
 from store.net.tasks import cancel_and_wait
 from tests.support.runs import VirtualRun, assert_one_round, listen, rounds_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from rdzv import RendezvousInfo
-    from rdzv.node.handler import Handler
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(8)]
 

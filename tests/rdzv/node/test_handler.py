@@ -1,15 +1,14 @@
 """One node: it arrives, waits, takes part, leaves; and each of these is interrupted."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
+from rdzv.core.round import Member
 from rdzv.core.state import NodeRecord, NodesLost, NodesWaiting
 from rdzv.errors import (
     RendezvousClosedError,
@@ -20,19 +19,16 @@ from rdzv.errors import (
     RoundSupersededError,
 )
 from rdzv.node.coordinator import term as room_of_coordinator
+from rdzv.node.handler import Handler
+from rdzv.node.link.store_session import StoreSession
 from rdzv.node.member import arrival_writer as room_of_record
 from rdzv.node.member import joining as room_of_joining
+from rdzv.node.member.node_state import NodeState
 from rdzv.node.run.status import find_member
 from store import ConnectionLost
 from store.messages import KeepAlive, Request, Revoke, Transact
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from rdzv.core.round import Member
-    from rdzv.node.handler import Handler
-    from rdzv.node.link.store_session import StoreSession
-    from rdzv.node.member.node_state import NodeState
 
 pytestmark = pytest.mark.virtual_time
 

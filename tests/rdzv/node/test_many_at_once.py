@@ -1,20 +1,16 @@
 """The cost if all nodes of a run call at once; and a slow store only delays them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from store.client import reconnecting
 from tests.support.runs import VirtualRun, assert_one_round
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.virtual_time
 

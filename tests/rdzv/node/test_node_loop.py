@@ -1,7 +1,5 @@
 """The thread of all nodes of a process: it runs from its first user to its last, and no code in it blocks a node."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -4,15 +4,14 @@
 a while.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -30,9 +29,6 @@ from tests.guarantees.test_real_processes_handlers import PAUSED, told
 from tests.support.etcd import Etcd, serve_etcd
 from tests.support.processes import start_python
 from tests.support.runs import assert_one_round
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.some_here(4)
 

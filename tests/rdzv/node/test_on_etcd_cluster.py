@@ -1,16 +1,15 @@
 """Promises R7 and R8 on a cluster of three: members die, hang, and are cut off from the others, and rounds go on."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
 import rdzv
+from rdzv import Handler
 from rdzv.core.state import Closed
 from store import StoreError
 from store.etcd import members as members_room
@@ -20,11 +19,6 @@ from tests.store.etcd.test_client import AlwaysFirst
 from tests.support.etcd import Etcd, serve_etcd
 from tests.support.peers import PeerNetwork
 from tests.support.runs import assert_one_round
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from rdzv import Handler
 
 pytestmark = pytest.mark.some_here(2)
 

@@ -1,21 +1,15 @@
 """Operator calls on a run, without a node of their own: interrupted at each write; and the readers of a run."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 import rdzv
-from store.messages import Delete, Put, Transact
+from rdzv.node.run.run import Run
+from store.messages import Delete, Put, Request, Transact
 from tests.support.runs import HookedClient, VirtualRun
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from rdzv.node.run.run import Run
-    from store.messages import Request
 
 pytestmark = pytest.mark.virtual_time
 

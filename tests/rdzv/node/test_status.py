@@ -1,25 +1,20 @@
 """The status of a run, in numbers and in words."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from rdzv.core.report import report
+from rdzv.core.history import History
+from rdzv.core.report import Account, RunStatus, report
 from rdzv.core.state import Draining, NodesLost, Phase
 from rdzv.display.history import timeline
 from rdzv.errors import RendezvousGracefulExitError
+from store.messages import Request
 from tests.rdzv.node.test_coordinator import commits_in
 from tests.support.runs import VirtualRun, listen
 from tests.support.virtual_time import now
-
-if TYPE_CHECKING:
-    from rdzv.core.history import History
-    from rdzv.core.report import Account, RunStatus
-    from store.messages import Request
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(10)]
 

@@ -1,30 +1,25 @@
 """A membership reads the head before any listener is called; each listener is called, and each callback once."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
 
 from rdzv.core.round import Round
+from rdzv.core.round_life import Ending
 from rdzv.core.state import Head, Phase, Progress
 from rdzv.core.stopping import Stop
 from rdzv.core.stuck.step_log import StepLog
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.membership import Membership
+from rdzv.node.link.store_session import StoreSession
 from rdzv.node.member.membership_watcher import MembershipWatcher
 from tests.guarantees.test_r21_one_loop import a_run, begin, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rdzv.core.round_life import Ending
-    from rdzv.node.link.store_session import StoreSession
 
 virtual_time = pytest.mark.virtual_time
 
@@ -45,8 +40,6 @@ class Looks:
     def notify(self) -> None:
         self.seen.append(self.look())
 
-
-# --------------------------------------------------------------------------------- before any listener is called
 
 LOST = Progress(phase=Phase.TRAINING, round=7, lost=1, lost_ids=("b",), live=2)
 EXPELLED = LOST.replace(lost=2, lost_ids=("b", "a"), why_lost=(("a", "it stood still"),))
@@ -152,9 +145,6 @@ async def test_a_decision_and_a_departure_in_one_read_are_no_loss(
         assert {ending.kind.value for ending in endings if ending} == {"agreed"}
         await until(lambda: all(trainers[name].left_before for name in "ab"))
         assert len({one.left_before[-1] for one in trainers.values() if one.left_before}) == 1
-
-
-# ------------------------------------------------------------------------------------------ errors, threads, forks
 
 
 @virtual_time

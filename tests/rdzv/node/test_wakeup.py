@@ -1,7 +1,5 @@
 """`Wakeup`: a sleep until a notification or a moment; no notification is missed, and it does not poll."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

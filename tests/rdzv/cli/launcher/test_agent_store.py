@@ -1,19 +1,12 @@
 """`rdzv run --agent-store`: rank 0's launcher serves PyTorch's TCPStore at the workers' MASTER_PORT."""
 
-from __future__ import annotations
-
+import contextlib
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
 import store
-from tests.support.processes import start_python
-
-if TYPE_CHECKING:
-    import contextlib
-
-    from tests.support.processes import Child
+from tests.support.processes import Child, start_python
 
 pytest.importorskip("torch")
 

@@ -2,8 +2,6 @@
 stop.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 

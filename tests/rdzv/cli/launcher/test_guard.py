@@ -2,22 +2,17 @@
 rest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rdzv.cli.launcher import guard
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PYTHON = sys.executable
 # in one write: two processes may write at once

@@ -1,7 +1,5 @@
 """`all_here`: all members of a round get the same answer, to continue or to meet again."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,19 +1,14 @@
 """Changes of a round, as callers read them: none is lost by a timeout, a cancel, or a poll."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from rdzv.core.state import Change, Closed, Draining, NodesWaiting
 from rdzv.errors import RendezvousStateError
+from rdzv.node.front.queries import Changes
 from tests.support.runs import VirtualRun
-
-if TYPE_CHECKING:
-    from rdzv.node.front.queries import Changes
 
 pytestmark = pytest.mark.virtual_time
 

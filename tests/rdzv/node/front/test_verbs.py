@@ -1,7 +1,5 @@
 """The operations of a node: both fronts have each of them, with the same name, arguments and documentation."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """A node's state, as rooms are given it."""
 
-from __future__ import annotations
-
 import random
 
 from rdzv.config.settings import parse

@@ -1,7 +1,5 @@
 """A node's arrival: every row of its table, the meaning of each answer, and answers that come too late."""
 
-from __future__ import annotations
-
 import pytest
 
 from rdzv.core.state import NodeRecord

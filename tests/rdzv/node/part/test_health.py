@@ -1,7 +1,5 @@
 """A health check passes with None or True; anything else, awaited or not, is a failure with a text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

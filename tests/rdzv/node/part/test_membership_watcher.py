@@ -1,10 +1,8 @@
 """A node notices the events that concern it, at whatever time they arrive."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
@@ -18,14 +16,12 @@ from rdzv.membership import Membership
 from rdzv.node.member.arrival import State
 from rdzv.node.member.membership_watcher import MembershipWatcher
 from rdzv.testing.network import MemoryNetwork
+from store import Client
 from store.messages import Request, Transact
 from store.net.tasks import cancel_and_wait
 from tests.rdzv.node.part.parts import part_of
 from tests.support.runs import VirtualRun, connected
 from tests.support.stores import connect_in_memory, serve_in_memory
-
-if TYPE_CHECKING:
-    from store import Client
 
 pytestmark = pytest.mark.virtual_time
 

@@ -1,17 +1,13 @@
 """The lease of the role of coordinator."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
+from rdzv.config.settings import Settings
 from rdzv.node.link.role import ROLE_DISCONNECT_TTL, CoordinatorRole
-
-if TYPE_CHECKING:
-    from rdzv.config.settings import Settings
-    from rdzv.node.link.store_session import StoreSession
+from rdzv.node.link.store_session import StoreSession
 
 
 @pytest.mark.parametrize(

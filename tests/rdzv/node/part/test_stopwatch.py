@@ -1,7 +1,5 @@
 """`rdzv.node.link.stopwatch` measures the time of an answer, without the time in which this process stood still."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

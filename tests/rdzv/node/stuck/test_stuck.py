@@ -1,23 +1,16 @@
 """Members that live but are stuck are found, in virtual time; and one run of real processes that really hang."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import anyio
 import pytest
 
 import rdzv
-from rdzv.testing import cluster, processes
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from rdzv.testing import Cluster, ClusterNode
+from rdzv.testing import Cluster, ClusterNode, cluster, processes
 
 pytestmark = pytest.mark.some_here(5)
 
