@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +14,6 @@ from store import Add, Append, Create, Put, when
 from store.errors import LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.messages import Delete, DeleteOlder, Get, KeepAlive, Ping, Revoke, TimeToLive
 from store.records import shown
-from tests.support.etcd import serve_etcd
 from tests.support.twins import InThreads
 
 KEYS: dict[str, Callable[[Any, Any], Any]] = {
@@ -99,16 +98,6 @@ TABLE: list[tuple[dict[str, Callable[[Any, Any], Any]], list[Any], type[StoreErr
     (OTHERS, ["1", 1.5, True, b"1", Ping], StoreUsageError),
     ({"a lease that is not needed": not_needed}, [0, 2**62 + 1], type(None)),
 ]
-
-
-@pytest.fixture(scope="module", params=["embedded", "etcd"])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "embedded":
-        with store.sync.serve() as server:
-            yield server.url
-    else:
-        with serve_etcd() as etcd:
-            yield etcd.url
 
 
 async def look(client: Any) -> None:

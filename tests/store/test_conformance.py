@@ -5,7 +5,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,26 +23,14 @@ from store.errors import (
     StoreUsageError,
 )
 from store.messages import Event, Guarded, Wait
-from tests.support.etcd import serve_etcd
 from tests.support.twins import InThreads
 
 pytestmark = pytest.mark.some_here(60)
 
-KINDS = ("embedded", "etcd")
 TWINS = ("awaited", "blocking")
 THREADS = 32  # more than the concurrent calls of any test
 
 _names = iter(range(10**6))
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "embedded":
-        with store.sync.serve() as server:
-            yield server.url
-    else:
-        with serve_etcd() as etcd:
-            yield etcd.url
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ import contextlib
 import inspect
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 import anyio
@@ -15,7 +15,6 @@ import store
 import store.sync
 from rdzv.testing.network import MemoryNetwork
 from store.errors import ConditionFailed, LeaseNotFound, StoreTimeoutError, StoreUsageError
-from tests.support.etcd import serve_etcd
 from tests.support.processes import start_python
 from tests.support.proxy import Proxy
 from tests.support.stores import connect_in_memory, serve_in_memory
@@ -23,16 +22,6 @@ from tests.support.stores import connect_in_memory, serve_in_memory
 LIMIT = 30.0  # seconds; it takes some milliseconds on an idle machine
 
 _names = iter(range(10**6))
-
-
-@pytest.fixture(scope="module", params=["embedded", "etcd"])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "embedded":
-        with store.sync.serve() as server:
-            yield server.url
-    else:
-        with serve_etcd() as etcd:
-            yield etcd.url
 
 
 @pytest.fixture
