@@ -30,8 +30,11 @@ def rounds_made_by(make: Callable[..., SomeRound], handler: Handler, options: Op
     if node is None:
         raise RendezvousSettingsError(f"the backend of run {handler.run_id} is a third party's, and has no rounds")
     loop = RoundLoop(make, handler, node, options)
-    while (round := run_at_once(loop.next())) is not None:
-        yield round
+    try:
+        while (round := run_at_once(loop.next())) is not None:
+            yield round
+    finally:
+        run_at_once(loop.release())
 
 
 class Round(MemberOfRound):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -107,6 +108,11 @@ class RoundLoop(Generic[SomeRound]):
                 return round
             await self._leave(round)
         return None
+
+    async def release(self) -> None:
+        """Release the last round's preparations; needed if the loop was left before the round's block began."""
+        if self.last is not None and not sys.is_finalizing():  # then other threads have ended
+            await self.last._release()
 
     async def _leave(self, round: SomeRound) -> None:
         """Record the last step that this node finished; with `no_progress`, count rounds without progress."""

@@ -90,8 +90,11 @@ async def rounds_made_by(
         async with handler:
             handler.node.close_with_loop(asyncio.get_running_loop())
             loop = RoundLoop(make, handler, handler.node, options)
-            while (round := await loop.next()) is not None:
-                yield round
+            try:
+                while (round := await loop.next()) is not None:
+                    yield round
+            finally:
+                await loop.release()
     except GeneratorExit:
         await handler.aclose()  # close again: `asyncio.run` cancels the first close, then throws GeneratorExit
         raise

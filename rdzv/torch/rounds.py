@@ -108,18 +108,14 @@ class TorchRounds:
             raise RendezvousStateError("these rounds are awaited by `async for`; a second loop needs another call")
         if self._blocking is None:
             refuse_existing_group()
-            self._blocking = self._each()
+            make = functools.partial(TorchRound, **self._group)
+            self._blocking = _each(make, self._url, self._overrides, self._options)
         return next(self._blocking)
 
     def close(self) -> None:
         """Leave the run for good; after a `break` the garbage collector calls this."""
         if self._blocking is not None:
             self._blocking.close()
-
-    def _each(self) -> Generator[TorchRound, None, None]:
-        make = functools.partial(TorchRound, **self._group)
-        with rdzv.sync.connect(self._url, **self._overrides) as handler:
-            yield from blocking.rounds_made_by(make, handler, self._options)
 
     def __aiter__(self) -> AsyncGenerator[AsyncTorchRound, None]:
         if self._blocking is not None or self._awaited is not None:
@@ -134,6 +130,14 @@ class TorchRounds:
         """Leave for good, as `close`."""
         if self._awaited is not None:
             await self._awaited.aclose()
+
+
+def _each(
+    make: Callable[..., TorchRound], url: str, overrides: dict[str, Any], options: Options
+) -> Generator[TorchRound, None, None]:
+    # No method of `TorchRounds`: a reference to that object would be a cycle, and keep a loop that was left by `break`.
+    with rdzv.sync.connect(url, **overrides) as handler:
+        yield from blocking.rounds_made_by(make, handler, options)
 
 
 class _GroupOfRound(MemberOfRound):

@@ -122,7 +122,7 @@ def expand_nodes(names: str) -> Iterator[str]:
 def _expand_ranges(ranges: str) -> Iterator[str]:
     for part in ranges.split(","):
         first, _, last = part.partition("-")
-        if not first.isdecimal() or (last and not last.isdecimal()):
+        if not first.isdecimal() or (last and not last.isdecimal()) or int(last or first) < int(first):
             raise RendezvousSettingsError(f"{part[:20]!r} is no range of numbers in a list of Slurm's nodes")
         for number in range(int(first), int(last or first) + 1):
             yield str(number).zfill(len(first))

@@ -178,7 +178,7 @@ async def test_a_loop_may_host_the_store_in_a_process_of_its_own(kind: str) -> N
 
 
 TWO_LOOPS = """
-import asyncio, sys
+import asyncio, contextlib, sys
 import torch.distributed as dist
 import rdzv, rdzv.torch
 
@@ -201,11 +201,21 @@ for round in rdzv.torch.rounds(at % "first"):
     with round:
         refused()
         break
+for round in rdzv.torch.rounds(at % "break-before-body"):
+    break
 for round in rdzv.torch.rounds(at % "after-break"):
     with round:
         pass
+async def leave_before_body():
+    async with contextlib.aclosing(rdzv.torch.rounds(at % "left-before-body")) as rounds:
+        async for _ in rounds:
+            break
+asyncio.run(leave_before_body())
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 refused()
+dist.destroy_process_group()
+left = rdzv.torch.rounds(at % "open-at-exit")
+next(left)
 print("all is well", flush=True)
 """
 

@@ -76,7 +76,7 @@ def test_lists_of_nodes_are_expanded_as_slurm_writes_them(names: str, expected: 
     assert list(expand_nodes(names)) == expected
 
 
-@pytest.mark.parametrize("names", ["gpu[1-", "gpu[1-2", "gpu[-1]", "gpu[1-99999999]"])
+@pytest.mark.parametrize("names", ["n[3-1]", "gpu[1-", "gpu[1-2", "gpu[-1]", "gpu[1-99999999]"])
 def test_an_invalid_list_of_nodes_is_refused(names: str) -> None:
     with pytest.raises(RendezvousSettingsError, match="nodes"):
         list(expand_nodes(names))
