@@ -17,7 +17,7 @@ from store.engine.engine import Engine
 from store.engine.keyspace import Chunk
 from store.engine.processes import ConnectionEnd
 from store.messages import Condition, Request, Target
-from tests.recorded.tables import sections, text
+from tests.recorded.tables import constants, sections, text
 from tests.store.engine.test_limits import CASES
 from tests.support.limits import limits_with
 
@@ -166,21 +166,13 @@ def new_book(lines: list[str], engine: Engine | None = None, **limits: Any) -> B
 
 
 @contextlib.contextmanager
-def steps_of(constants: dict[str, int]) -> Iterator[None]:
+def steps_of(small: dict[str, float]) -> Iterator[None]:
     """Set constants of the engine's modules; the size of a list is the same for all releases of Python."""
     with contextlib.ExitStack() as stack:
-        for name, value in constants.items():
+        for name, value in small.items():
             stack.enter_context(mock.patch(name, value))
         stack.enter_context(mock.patch.object(Chunk, "__sizeof__", lambda chunk: 8 * len(chunk), create=True))
         yield
-
-
-def _constants(rows: str) -> dict[str, int]:
-    constants: dict[str, int] = {}
-    for row in rows.splitlines():
-        module, *values = row.split()
-        constants |= {f"store.engine.{module}.{name}": int(most) for name, most in (each.split("=") for each in values)}
-    return constants
 
 
 def _condition(target: Target, key: str, expected: Any) -> Condition:
@@ -196,10 +188,10 @@ NAMES["KEPT"] = messages.Grant(ttl=1.0, disconnect_ttl=0.5, gone_ttl=0.1)
 
 
 TABLES = sections(__file__)
-SMALL = _constants(TABLES["constants"])
+SMALL = constants(TABLES, "store.engine")
 KEYS, PREFIXES, VALUES, LITTLE = (eval(row) for row in TABLES["drawn"].splitlines())
 SECTIONS = ("simple", "simple", "guarded", "others", "others")
-WALKS = {section: re.split(r"; |\n", TABLES[section]) for section in SECTIONS}
+WALKS = {section: re.split(r"; |\n", TABLES[section]) for section in (*SECTIONS, "created")}
 
 
 def read(line: str) -> list[Any]:
@@ -226,9 +218,10 @@ def single_requests() -> list[str]:
             for each in (*read(state), *watched):
                 book.ask(1, each)
             book.connect(2)
-            book.lines = lines
+            book.lines = []
             book.ask(2, request)
             book.finish()
+            lines += [line for line in book.lines if line not in lines]  # as in another state
     return lines
 
 
@@ -271,9 +264,14 @@ class Walk:
         request: Request[Any] = eval(r.choice(WALKS[section]), NAMES, fields)
         return request
 
+    def note(self, response: object) -> None:
+        """Use a granted lease in later requests."""
+        if isinstance(response, messages.Granted):
+            self.leases = [*self.leases[-3:], response.lease]
+
     def branch(self) -> tuple[Any, ...]:
         """Return operations of different keys."""
-        operations: list[Any] = [self.one("simple") for _ in range(3)]
+        operations: list[Any] = [self.one("simple"), self.one("simple"), self.one("created")]
         return tuple({operation.key: operation for operation in operations}.values())
 
     def when(self) -> tuple[Condition, ...]:
@@ -321,8 +319,7 @@ class Walk:
                 self.one(self.r.choice(SECTIONS)),
                 acknowledged=r.choice((None, None, max(book.last[peer] - 2, 0))),
             )
-            if isinstance(response, messages.Granted):
-                self.leases = [*self.leases[-3:], response.lease]
+            self.note(response)
 
 
 def walks() -> list[str]:
@@ -331,9 +328,9 @@ def walks() -> list[str]:
     for seed, (sizes, told) in enumerate((({}, {}), (SMALL, {"history_bytes_max": 3000}), (SMALL, LITTLE))):
         with steps_of(sizes):
             walk = Walk(seed, new_book(lines, **told), KEYS[seed and 1 :: 1 + bool(seed)])
-            for number in range(300):
+            for number in range(240):
                 walk.step()
-                if number % 150 == 140:
+                if number % 120 == 110:
                     walk.book.restart()
             walk.book.finish()
             lines.append(text(walk.book.engine.figures()))

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import inspect
+import logging
 import re
 import zlib
 from pathlib import Path
 from types import GeneratorType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from store.records import Record
 
-LONGEST = 300  # characters of a value that are written in full
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LONGEST = 220  # characters of a value that are written in full
+hidden: dict[str, str] = {}  # texts of this run, such as the names of folders, and what is written for them
 
 
 def text(value: Any) -> str:
@@ -36,6 +44,8 @@ def text(value: Any) -> str:
         told = repr(bytes(value))
     else:
         told = value if isinstance(value, str) and value.isidentifier() else getattr(value, "name", None) or repr(value)
+    for name, other in hidden.items():
+        told = told.replace(name, other)
     size = len(told)
     return told if size <= LONGEST else f"{told[: LONGEST // 2]}...({size}, {zlib.crc32(told.encode()):08x})"
 
@@ -47,19 +57,54 @@ def sections(module: str) -> dict[str, str]:
     return dict(zip(parts[1::2], map(str.strip, parts[2::2]), strict=True))
 
 
-def evaluated(rows: str, names: dict[str, Any]) -> list[str]:
-    """Return each row, an expression or a statement of Python, with its value or its error."""
-    lines = []
-    for row in filter(None, rows.splitlines()):
+def constants(tables: dict[str, str], package: str) -> dict[str, float]:
+    """Return the constants of a package's modules that a table names, and their values."""
+    found: dict[str, float] = {}
+    for module, *values in map(str.split, tables["constants"].splitlines()):
+        pairs = [each.split("=") for each in values]
+        found |= {f"{package}.{module}.{name}": float(most) if "." in most else int(most) for name, most in pairs}
+    return found
+
+
+async def evaluated(rows: str, names: dict[str, Any], lines: list[str]) -> None:
+    """Write each row, an expression or a statement of Python, with its value or its error, after what it prints."""
+    names["print"] = lambda said: lines.append(f"  {said if isinstance(said, str) else text(said)}")
+    for row in filter(None, re.split(r"\n+(?! )", rows)):
         try:
-            code = compile(row, "row", "eval")
+            code = compile(row, "row", "eval", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         except SyntaxError:
             exec(row, names)
-            lines.append(row)
+            lines.append(row.partition("\n")[0])
             continue
         try:
-            told = text(eval(code, names))
+            value = eval(code, names)
+            told = text(await value if inspect.iscoroutine(value) else value)
         except Exception as error:  # noqa: BLE001 - it is recorded
             told = text(error)
         lines.append(f"{row} -> {told}")
-    return lines
+
+
+class LogLines(logging.Handler):
+    """A handler that gives the lines of the store's loggers to a function."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        super().__init__()
+        self._write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        self._write(f"{record.name}: {record.levelname.lower()}: {text(ValueError(record.getMessage()))[12:]}")
+
+
+@contextlib.contextmanager
+def logged(write: Callable[[str], None]) -> Iterator[None]:
+    """Write all that the store logs."""
+    log, handler = logging.getLogger("store"), LogLines(write)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)

@@ -1,0 +1,92 @@
+"""The store's files: rows of a table, on a new folder; what is written for the changes of a walk; damage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import io
+import os
+import shutil
+import sqlite3
+import struct
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from store.disk import copies, diagnosis, directory, rows, verification, wal
+from store.engine.changeset import ChangeSet, KeptReply
+from store.engine.engine import Engine
+from store.errors import StoreUsageError
+from store.messages import Event
+from store.server import journal
+from tests.recorded import store_engine, tables
+from tests.recorded.store_engine import Book, Walk
+from tests.recorded.tables import evaluated, logged, sections, text
+
+SMALL = {"PART_BYTES": 50, "ROWS_AT_ONCE": 4, "BYTES_AT_ONCE": 150}
+TABLES = ("meta", "entries", "history", "leases", "sessions", "replies")
+NAMES: dict[str, Any] = {**store_engine.NAMES, **vars(rows), **vars(wal), **vars(directory), **vars(diagnosis)}
+NAMES |= {**vars(copies), **vars(verification), **vars(journal), "rows": rows, "ChangeSet": ChangeSet}
+for module in (contextlib, dataclasses, errno, io, mock, os, shutil, sqlite3, struct, sys, zlib):
+    NAMES[module.__name__.rpartition(".")[2]] = module
+NAMES |= {"KeptReply": KeptReply, "StoreUsageError": StoreUsageError}
+
+
+def facts() -> list[ChangeSet]:
+    """Return the changes of a walk."""
+    book = Book(Engine(store_id="store", durable=True), [])
+    walk = Walk(8, book, store_engine.KEYS[::2])
+    for _ in range(130):
+        walk.step()
+    return book.saved
+
+
+def files() -> list[str]:
+    """Return the table's rows."""
+    lines: list[str] = []
+    frees = ChangeSet(revisions=[(Event(kind="delete", revision=99, key="k"),)])
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory())).resolve()
+        stack.enter_context(mock.patch.multiple(rows, **dict[str, Any](SMALL)))
+        stack.enter_context(logged(lambda line: lines.append(f"  {line}")))
+        old = os.umask(0o022)
+        stack.callback(os.umask, old)
+        told = {str(place): "DIR", f"(process {os.getpid()})": "(process PID)"}
+        stack.enter_context(mock.patch.dict(tables.hidden, told))
+        stack.enter_context(mock.patch.object(tables, "LONGEST", 900))
+        names = {**NAMES, "DIR": place, "FACTS": facts(), "FREES": frees}
+        for table in sections(__file__).values():
+            asyncio.run(evaluated(table, names, lines))
+    return lines
+
+
+def written() -> list[str]:
+    """Return the statements and the rows of a walk's changes, in groups, and what is read of them."""
+    lines: list[str] = []
+    before: set[str] = set()
+    with contextlib.ExitStack() as stack:
+        database = stack.enter_context(contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)))
+        stack.enter_context(mock.patch.multiple(rows, **dict[str, Any](SMALL)))
+        database.executescript(rows.SCHEMA)
+        database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.checksummed("store_id", "store"))
+        changes = facts()
+        for number, at in enumerate(range(0, len(changes), 4), 1):
+            rows.write(database, changes[at : at + 4], number=number)
+            there = {f"{table} {text(row)}" for table in TABLES for row in database.execute(f"SELECT * FROM {table}")}
+            lines += [f"{number} + {row}" for row in sorted(there - before)]
+            lines += [f"{number} - {row[:60]}" for row in sorted(before - there)]
+            before = there
+        saved = rows.load(database)
+        lines += [f"{name.name} {text(getattr(saved, name.name))}" for name in dataclasses.fields(saved)]
+        lines.append(text(rows.last_group(database)))
+        refused = rows.with_refused_replies(changes[-1], "why")
+        lines.append(text([refused.replies, refused.sessions, refused.last_session, refused.revisions]))
+    return lines
+
+
+RECORDINGS = {"files": files, "written": written}
