@@ -5,36 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import errno
-import io
 import os
-import shutil
 import sqlite3
-import struct
-import sys
 import tempfile
-import zlib
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from store.disk import copies, diagnosis, directory, rows, verification, wal
-from store.engine.changeset import ChangeSet, KeptReply
+from store.disk import rows
+from store.engine.changeset import ChangeSet
 from store.engine.engine import Engine
-from store.errors import StoreUsageError
 from store.messages import Event
-from store.server import journal
 from tests.recorded import store_engine, tables
 from tests.recorded.store_engine import Book, Walk
 from tests.recorded.tables import evaluated, logged, sections, text
 
 SMALL = {"PART_BYTES": 50, "ROWS_AT_ONCE": 4, "BYTES_AT_ONCE": 150}
 TABLES = ("meta", "entries", "history", "leases", "sessions", "replies")
-NAMES: dict[str, Any] = {**store_engine.NAMES, **vars(rows), **vars(wal), **vars(directory), **vars(diagnosis)}
-NAMES |= {**vars(copies), **vars(verification), **vars(journal), "rows": rows, "ChangeSet": ChangeSet}
-for module in (contextlib, dataclasses, errno, io, mock, os, shutil, sqlite3, struct, sys, zlib):
-    NAMES[module.__name__.rpartition(".")[2]] = module
-NAMES |= {"KeptReply": KeptReply, "StoreUsageError": StoreUsageError}
 
 
 def facts() -> list[ChangeSet]:
@@ -59,7 +46,7 @@ def files() -> list[str]:
         told = {str(place): "DIR", f"(process {os.getpid()})": "(process PID)"}
         stack.enter_context(mock.patch.dict(tables.hidden, told))
         stack.enter_context(mock.patch.object(tables, "LONGEST", 900))
-        names = {**NAMES, "DIR": place, "FACTS": facts(), "FREES": frees}
+        names = {**store_engine.NAMES, "DIR": place, "FACTS": facts(), "FREES": frees}
         for table in sections(__file__).values():
             asyncio.run(evaluated(table, names, lines))
     return lines

@@ -6,9 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import msgpack
-
-from store import errors, limits, messages
+from store import errors, messages
 from store.protocol import connection, element_budget, frames, wire
 from tests.recorded import store_engine
 from tests.recorded.tables import evaluated, sections, text
@@ -60,8 +58,7 @@ def _client(**given: Any) -> ClientConnection:
 
 
 NAMES: dict[str, Any] = {**vars(messages), **vars(wire), **vars(connection), **vars(errors), **vars(frames)}
-NAMES |= {"p": msgpack.packb, "run": run, "meet": meet, "server": _server, "client": _client, "Limits": limits.Limits}
-NAMES |= {"count_elements": element_budget.count_elements, "msgpack": msgpack, "steps": wire.decode_request_in_steps}
+NAMES |= {"run": run, "meet": meet, "server": _server, "client": _client}
 
 
 class Waiter(list[Any]):

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import math
 import random
-import ssl
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import store
-from store.client.connection_health import ConnectionHealth, ConnectionState
-from store.client.timeouts import Timeouts
-from store.engine.changeset import ChangeSet
 from store.engine.engine import Engine
-from store.engine.sessions import ByteCount
-from store.limits import Limits
-from store.server import log_lines, outbox, pending_commits, round_robin
-from store.server.accept.connection_table import ConnectionTable
-from store.server.accept.exposure import check_exposure
-from store.server.durability import Durability
 from store.server.server import Server
-from store.watch_cursor import WatchCursor
 from tests.recorded import store_engine
 from tests.recorded.store_engine import Walk
 from tests.recorded.tables import constants, evaluated, logged, sections, text
@@ -39,36 +25,7 @@ if TYPE_CHECKING:
 
 TABLES = sections(__file__)
 SMALL = constants(TABLES, "store.server")
-NAMES: dict[str, Any] = {
-    **store_engine.NAMES,
-    **vars(log_lines),
-    **vars(outbox),
-    **vars(pending_commits),
-    **vars(round_robin),
-}
-NAMES |= {
-    each.__name__: each
-    for each in (ByteCount, ChangeSet, ConnectionHealth, ConnectionState, ConnectionTable, Durability)
-}
-NAMES |= {
-    each.__name__: each
-    for each in (Engine, Limits, SimpleNamespace, Timeouts, WatchCursor, check_exposure, limits_with)
-}
-NAMES |= {"math": math, "random": random, "ssl": ssl, "sleep": asyncio.sleep, "log": logging.getLogger("store")}
-LIMITS = {
-    "outbox_bytes_max": 1500,
-    "frame_bytes_max": 6000,
-    "value_bytes_max": 400,
-    "history_bytes_max": 2500,
-    "connections_max": 8,
-}
-LIMITS |= {
-    "memory_bytes_max": 150000,
-    "handshake_timeout": 2.0,
-    "session_ttl": 5.0,
-    "frame_timeout": 6.0,
-    "journal_bytes_max": 5000,
-}
+LIMITS: dict[str, Any] = eval(TABLES["limits"])
 
 
 def run(play: Callable[[list[str]], Coroutine[Any, Any, Any]]) -> list[str]:
@@ -84,7 +41,7 @@ def run(play: Callable[[list[str]], Coroutine[Any, Any, Any]]) -> list[str]:
 
 
 async def _rows(lines: list[str]) -> None:
-    names = {**NAMES, "clock": asyncio.get_running_loop().time}
+    names = {**store_engine.NAMES, "clock": asyncio.get_running_loop().time}
     for section in ("decisions", "table"):
         await evaluated(TABLES[section], names, lines)
 

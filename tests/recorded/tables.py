@@ -74,7 +74,7 @@ async def evaluated(rows: str, names: dict[str, Any], lines: list[str]) -> None:
             code = compile(row, "row", "eval", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         except SyntaxError:
             exec(row, names)
-            lines.append(row.partition("\n")[0])
+            lines += [] if "import" in row.split() else [row.partition("\n")[0]]
             continue
         try:
             value = eval(code, names)
