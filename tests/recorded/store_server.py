@@ -40,9 +40,9 @@ def run(play: Callable[[list[str]], Coroutine[Any, Any, Any]]) -> list[str]:
     return lines
 
 
-async def _rows(lines: list[str]) -> None:
+async def _rows(tables: tuple[str, ...], lines: list[str]) -> None:
     names = {**store_engine.NAMES, "clock": asyncio.get_running_loop().time}
-    for section in ("decisions", "table"):
+    for section in tables:
         await evaluated(TABLES[section], names, lines)
 
 
@@ -162,7 +162,12 @@ async def _walk(seed: int, lines: list[str], *, durable: bool) -> None:
 
 def rows() -> list[str]:
     """Return the table's rows."""
-    return run(_rows)
+    return run(partial(_rows, ("decisions", "table")))
+
+
+def tls() -> list[str]:
+    """Return the rows of TLS and of the listener."""
+    return run(partial(_rows, ("tls",)))
 
 
 def walk_in_memory() -> list[str]:
@@ -175,4 +180,4 @@ def walk_on_disk() -> list[str]:
     return run(partial(_walk, 2, durable=True))
 
 
-RECORDINGS = {"rows": rows, "in_memory": walk_in_memory, "on_disk": walk_on_disk}
+RECORDINGS = {"rows": rows, "tls": tls, "in_memory": walk_in_memory, "on_disk": walk_on_disk}
