@@ -24,7 +24,7 @@ from tests.support.limits import limits_with
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-FEW = ("0", "[]", "{}", "500", "True")  # of facts: not written
+FEW = ("0", "[]", "()", "500", "True")  # of facts: not written
 
 
 class Book:
@@ -141,12 +141,14 @@ class Book:
                 self.wait(0.05, **unheard)
             case float(seconds):
                 self.wait(seconds)
-            case int(peer):
+            case int(peer) if peer in self.works:
                 self.go_on(peer)
             case "chore":
                 self.chore()
             case "restart":
                 self.restart()
+            case str() if "=" in step:  # of the disk
+                setattr(self.engine.state, step.partition("=")[0], eval(step.partition("=")[2]))
             case _:
                 self.finish()
 
@@ -159,10 +161,11 @@ class Book:
             self.chore()
 
 
-def new_book(lines: list[str], engine: Engine | None = None, **limits: Any) -> Book:
+def new_book(lines: list[str], **limits: Any) -> Book:
     """Return a book of a new durable engine."""
     lines.append(f"== {text(limits)}")
-    return Book(engine or Engine(store_id="store", limits=limits_with(**limits), durable=True), lines)
+    first = limits.pop("first_revision", 0)
+    return Book(Engine(store_id="store", limits=limits_with(**limits), durable=True, first_revision=first), lines)
 
 
 @contextlib.contextmanager
@@ -328,9 +331,9 @@ def walks() -> list[str]:
     for seed, (sizes, told) in enumerate((({}, {}), (SMALL, {"history_bytes_max": 3000}), (SMALL, LITTLE))):
         with steps_of(sizes):
             walk = Walk(seed, new_book(lines, **told), KEYS[seed and 1 :: 1 + bool(seed)])
-            for number in range(240):
+            for number in range(200):
                 walk.step()
-                if number % 120 == 110:
+                if number % 100 == 90:
                     walk.book.restart()
             walk.book.finish()
             lines.append(text(walk.book.engine.figures()))
