@@ -53,6 +53,27 @@ class AwaitedWalk:
         clock = self.loop.time
         server = Server(self.engine, clock=clock, stopwatch=clock)
         server.begin()
+        scheduler, handshakes = server._scheduler, server._handshakes
+        carry_out, accept, lose = scheduler._apply, handshakes.accepted, handshakes.lost
+
+        def apply(peer: Any, asked: Any, *args: Any, **options: Any) -> Any:
+            self.write(f"  peer {peer.id} asks {asked[0]}/{asked[1]} {text(asked[2])}")
+            return carry_out(peer, asked, *args, **options)
+
+        def accepted(peer: Any) -> None:
+            self.write(f"  {peer.name} connects")
+            accept(peer)
+
+        def lost(peer: Any) -> None:
+            self.write(f"  peer {peer.id} ends: {peer.closing.name}")
+            lose(peer)
+
+        for of, name, seen in (
+            (scheduler, "_apply", apply),
+            (scheduler, "accepted", accepted),
+            (handshakes, "lost", lost),
+        ):
+            setattr(of, name, seen)
         self.stack.push_async_callback(server.leave)
         self.stack.enter_context(contextlib.closing(self.network.listen("store", server.protocol)))
 
@@ -137,7 +158,7 @@ class AwaitedWalk:
     async def play(self) -> None:
         """Do many things, then close the clients."""
         await self.serve()
-        for _ in range(190):
+        for _ in range(150):
             self.write(await self.step())
             await asyncio.sleep(self.r.choice((0.0, 0.0, 0.01, 0.1, 0.3, 1.0, 7.0)))
         for task in tuple(self.tasks.values()):
@@ -146,12 +167,29 @@ class AwaitedWalk:
         await self.stack.aclose()
 
 
+class Seen(Town):
+    """A town that writes down the requests."""
+
+    def __init__(self, lines: list[str], **limits: Any) -> None:
+        super().__init__(**limits)
+        self.lines = lines
+
+    def _apply(self, peer: int, request_id: int, acknowledged: int, request: Any) -> None:
+        self.lines.append(f"  {self.now:.3f} {peer} asks {request_id}/{acknowledged} {text(request)}")
+        super()._apply(peer, request_id, acknowledged, request)
+
+    def disconnect(self, peer: int = 1, **how: Any) -> None:
+        """Close a peer's connection."""
+        self.lines.append(f"  {self.now:.3f} {peer} ends {text(how)}")
+        super().disconnect(peer, **how)
+
+
 class Machine:
     """The clock, the network and the store of blocking clients, which run in the recording's own thread."""
 
-    def __init__(self, seed: int) -> None:
-        self.r, self.now = random.Random(seed), 1000.0
-        self.town = Town(history_bytes_max=2500, value_bytes_max=400, frame_bytes_max=6000)
+    def __init__(self, seed: int, lines: list[str]) -> None:
+        self.r, self.now, self.lines = random.Random(seed), 1000.0, lines
+        self.town = Seen(lines, history_bytes_max=2500, value_bytes_max=400, frame_bytes_max=6000)
         self.mute_until = self.refuse_until = self.stuck_until = 0.0
         self.piece = 1 << 20
         self.acknowledged = True
@@ -165,6 +203,7 @@ class Machine:
 
     def connect(self, addresses: Any, deadline: float, check: Any) -> Socket:  # noqa: ARG002 - as `connect_blocking`
         """Make a connection."""
+        self.lines.append(f"  {self.now:.3f} connect until {deadline:.3f}")
         if self.now < self.refuse_until:
             self.sleep(0.01)
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
@@ -229,10 +268,12 @@ class Socket:
 
     def shutdown(self, how: int) -> None:  # noqa: ARG002 - as of a socket
         """End both directions."""
+        self.machine.lines.append(f"  {self.link.peer} is shut down")
         self.is_over = True
 
     def close(self) -> None:
         """Close the connection."""
+        self.machine.lines.append(f"  {self.machine.now:.3f} {self.link.peer} is closed")
         self.is_over = True
         self.link.carry_to_server()
         self.link.close()
@@ -271,7 +312,13 @@ def _step(machine: Machine, walk: Walk, client: blocking.Client, watches: list[A
         watch, _ = watches.pop()
         watch.__exit__(None, None, None)
         return "a watch ends"
-    if dice < 0.88:
+    if dice < 0.85:  # as two threads do: two channels are free afterwards
+        held = [client._free_channel() for _ in range(r.choice((1, 2)))]
+        with contextlib.suppress(store.StoreError):
+            walk.note(client.call(messages.Grant(ttl=100.0, disconnect_ttl=r.choice((None, 3.0)))))
+        client._free.extend(held)
+        return f"{len(client._free)} channels are free, with leases {[text(each.leases) for each in client._free]}"
+    if dice < 0.89:
         machine.sleep(seconds := r.choice((0.5, 5.0, 70.0)))
         return f"{seconds} s pass"
     if dice < 0.94:
@@ -302,7 +349,7 @@ def blocking_client() -> list[str]:
 
 
 def _play_blocking(lines: list[str]) -> None:
-    machine = Machine(7)
+    machine = Machine(7, lines)
     clock: Any = SimpleNamespace(monotonic=lambda: machine.now, sleep=machine.sleep)
     patched: dict[str, Any] = {
         "time": clock,
@@ -322,12 +369,17 @@ def _play_blocking(lines: list[str]) -> None:
         stack.enter_context(logged(lambda line: lines.append(f"  {line}")))
         client = blocking.Client(Address(host="town", port=1), timeout=5.0, rng=random.Random(1))
         walk, watches = Walk(7, machine.town, store_engine.KEYS[::2]), list[Any]()  # type: ignore[arg-type]
-        for _ in range(230):
+        for _ in range(190):
             said = _step(machine, walk, client, watches)
             lines.append(f"{machine.now:.3f} {said}")
-            if client.shared.failed is not None:
-                client, watches = blocking.Client(Address(host="town", port=1), timeout=5.0, rng=random.Random(1)), []
-        client.close()
+        for end in (client.end_waits, client.close):
+            end()
+            lines.append(f"{end.__name__}: {client.shared.failed!r}")
+            for request in (messages.Wait(keys=("no",)), messages.Ping()):
+                try:
+                    lines.append(text(client.call(request, timeout=1.0)))
+                except store.StoreError as error:
+                    lines.append(text(error))
 
 
 RECORDINGS = {"awaited": awaited, "blocking": blocking_client}

@@ -105,7 +105,7 @@ def damaged() -> list[str]:
         body = eval(row, {**store_engine.NAMES, **NAMES})[4:]
         for at in range(len(body)):
             read: dict[str, list[str]] = {}
-            for new in (b"", b"\0", b"\x90", b"\xa0", b"\xc3", b"\xff"):
+            for new in (b"", b"\0", b"\x90", b"\xa0", b"\xff"):
                 for name, decode in decoders.items():
                     try:
                         told = text(decode(body[:at] + new + body[at + 1 :]))

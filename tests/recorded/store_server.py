@@ -148,7 +148,7 @@ class ServedWalk:
         self.server.begin()
         self.server.on_request(lambda kind, outcome, _: self.lines.append(f"  done: {kind} {outcome}"))
         with contextlib.closing(self.network.listen("store", self.server.protocol)):
-            for _ in range(150):
+            for _ in range(130):
                 what = await self.step()
                 await asyncio.sleep(self.r.choice((0.0, 0.0, 0.0, 0.01, 0.01, 0.1, 0.3, 1.5)))
                 self.write_news(what)

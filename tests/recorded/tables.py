@@ -17,7 +17,7 @@ from store.records import Record
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-LONGEST = 220  # characters of a value that are written in full
+LONGEST = 190  # characters of a value that are written in full
 hidden: dict[str, str] = {}  # texts of this run, such as the names of folders, and what is written for them
 
 
