@@ -14,7 +14,7 @@ from unittest import mock
 
 import store
 from store import messages
-from store.client import blocking, channel
+from store.client import blocking, channel, client
 from store.engine.engine import Engine
 from store.net.address import Address
 from store.server.server import Server
@@ -102,7 +102,7 @@ class AwaitedWalk:
             self.write(f"watch of #{number} is open")
             async for batch in watch.batches():
                 self.write(f"watch of #{number}: {text(batch)}")
-                await asyncio.sleep(self.r.choice((0.0, 0.5)))
+                await asyncio.sleep(self.r.choice((0.0, 0.5, 4.0)))
 
     async def connect(self, number: int) -> None:
         """Make a client, which is kept once it is connected."""
@@ -158,9 +158,9 @@ class AwaitedWalk:
     async def play(self) -> None:
         """Do many things, then close the clients."""
         await self.serve()
-        for _ in range(150):
+        for _ in range(115):
             self.write(await self.step())
-            await asyncio.sleep(self.r.choice((0.0, 0.0, 0.01, 0.1, 0.3, 1.0, 7.0)))
+            await asyncio.sleep(self.r.choice((0.0, 0.0, 0.0, 0.01, 0.1, 0.3, 1.0, 7.0)))
         for task in tuple(self.tasks.values()):
             task.cancel()
         self.network.heal()
@@ -336,8 +336,10 @@ async def _awaited(lines: list[str]) -> None:
 
 
 def awaited() -> list[str]:
-    """Return a walk of awaited clients."""
-    return run(_awaited)
+    """Return a walk of awaited clients, with small bounds."""
+    small: dict[str, Any] = {"IN_FLIGHT_MAX": 2, "WATCH_BUFFER_BYTES": 500, "LARGE": 100}
+    with mock.patch.multiple(client, **small):
+        return run(_awaited)
 
 
 def blocking_client() -> list[str]:
