@@ -118,9 +118,11 @@ class AwaitedWalk:
             self.clients.pop(number, None)
             return self.start(f"client {number}", self.connect(number))
         if dice < 0.5:
-            request = self.walk.one(r.choice(store_engine.SECTIONS))
-            timeout = r.choice((None, 0.5, 2.0, 6.0))
-            return self.start(f"{number} asks {text(request)} {timeout}", client.call(request, timeout=timeout))
+            asked = [self.walk.one(r.choice(store_engine.SECTIONS)) for _ in range(r.choice((1, 1, 4)))]
+            timeouts = [r.choice((None, 0.5, 2.0, 6.0)) for _ in asked]
+            calls = [f"{number} asks {text(each)} {timeout}" for each, timeout in zip(asked, timeouts, strict=True)]
+            works = [client.call(each, timeout=timeout) for each, timeout in zip(asked, timeouts, strict=True)]
+            return "; ".join(map(self.start, calls, works))
         if dice < 0.6:
             given = r.choice(({}, {"snapshot": True}, {"start_revision": max(self.engine.revision - 3, 0)}))
             given |= {"prefix": r.choice(store_engine.PREFIXES)}
@@ -158,7 +160,7 @@ class AwaitedWalk:
     async def play(self) -> None:
         """Do many things, then close the clients."""
         await self.serve()
-        for _ in range(115):
+        for _ in range(85):
             self.write(await self.step())
             await asyncio.sleep(self.r.choice((0.0, 0.0, 0.0, 0.01, 0.1, 0.3, 1.0, 7.0)))
         for task in tuple(self.tasks.values()):

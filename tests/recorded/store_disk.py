@@ -22,6 +22,7 @@ from store.messages import Event
 from tests.recorded import store_engine, tables
 from tests.recorded.store_engine import Book, Walk
 from tests.recorded.tables import evaluated, logged, sections, text
+from tests.support.limits import limits_with
 
 SMALL = {"PART_BYTES": 50, "ROWS_AT_ONCE": 4, "BYTES_AT_ONCE": 150}
 TABLES = ("meta", "entries", "history", "leases", "sessions", "replies")
@@ -29,7 +30,7 @@ TABLES = ("meta", "entries", "history", "leases", "sessions", "replies")
 
 def facts() -> list[ChangeSet]:
     """Return the changes of a walk."""
-    book = Book(Engine(store_id="store", durable=True), [])
+    book = Book(Engine(store_id="store", durable=True, limits=limits_with(history_bytes_max=2500)), [])
     walk = Walk(8, book, store_engine.KEYS[::2])
     for _ in range(130):
         walk.step()
