@@ -160,7 +160,7 @@ class AwaitedWalk:
     async def play(self) -> None:
         """Do many things, then close the clients."""
         await self.serve()
-        for _ in range(85):
+        for _ in range(105):
             self.write(await self.step())
             await asyncio.sleep(self.r.choice((0.0, 0.0, 0.0, 0.01, 0.1, 0.3, 1.0, 7.0)))
         for task in tuple(self.tasks.values()):

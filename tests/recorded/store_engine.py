@@ -331,7 +331,7 @@ def walks() -> list[str]:
     for seed, (sizes, told) in enumerate((({}, {}), (SMALL, {"history_bytes_max": 3000}), (SMALL, LITTLE))):
         with steps_of(sizes):
             walk = Walk(seed, new_book(lines, **told), KEYS[seed and 1 :: 1 + bool(seed)])
-            for number in range(165):
+            for number in range(158):
                 walk.step()
                 if number % 100 == 90:
                     walk.book.restart()

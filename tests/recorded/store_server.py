@@ -32,6 +32,7 @@ def run(play: Callable[[list[str]], Coroutine[Any, Any, Any]]) -> list[str]:
     """Return the lines that something writes in virtual time, with small constants and the store's log."""
     lines: list[str] = []
     with contextlib.ExitStack() as stack:
+        stack.enter_context(store_engine.steps_of(store_engine.SMALL))
         for name, value in SMALL.items():
             stack.enter_context(mock.patch(name, value))
         stack.enter_context(logged(lambda line: lines.append(f"  {line}")))
@@ -148,7 +149,7 @@ class ServedWalk:
         self.server.begin()
         self.server.on_request(lambda kind, outcome, _: self.lines.append(f"  done: {kind} {outcome}"))
         with contextlib.closing(self.network.listen("store", self.server.protocol)):
-            for _ in range(130):
+            for _ in range(135):
                 what = await self.step()
                 await asyncio.sleep(self.r.choice((0.0, 0.0, 0.0, 0.01, 0.01, 0.1, 0.3, 1.5)))
                 self.write_news(what)
