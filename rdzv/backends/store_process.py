@@ -28,6 +28,7 @@ from rdzv.config.settings import parse
 from rdzv.display.standard_error import StandardErrorHandler
 from rdzv.errors import RendezvousSettingsError
 from store import Limits, StoreUsageError
+from store.net.dialing import exhausted_limit
 from store.net.sockets import bound_sockets, close_in_children, unregister
 
 if TYPE_CHECKING:
@@ -158,16 +159,21 @@ def main(numbers: list[int]) -> None:
     control, *listeners = [socket.socket(fileno=number) for number in numbers]
     lines = control.makefile("rw")
     asked = json.loads(lines.readline())
-    threading.Thread(target=_exit_with_parent, args=(asked["parent"], control), daemon=True).start()
     logging.basicConfig(level=asked["level"], handlers=[StandardErrorHandler()])
     token = asked["token"] and bytes.fromhex(asked["token"])
     limits = asked["limits"] and Limits(**asked["limits"])
     try:
+        threading.Thread(target=_exit_with_parent, args=(asked["parent"], control), daemon=True).start()
         settings = parse(asked["url"], {**asked["chosen"], "token": token, "limits": limits}, {})
         serving, server = serve_embedded(settings, Credentials(settings), listeners=listeners, **asked["listen"])
     except ERRORS as error:
         kind = next(one for one in ERRORS if isinstance(error, one))
         _send(lines, {"error": [kind.__name__, *error.args[:2]]})
+        return
+    except RuntimeError as error:
+        if not exhausted_limit(error.__cause__ or error):
+            raise
+        _send(lines, {"error": [OSError.__name__, 0, exhausted_limit(error) or str(error)]})
         return
     with serving:
         _send(lines, {"url": server.url, "store_id": server.store_id})

@@ -169,6 +169,21 @@ def test_the_limit_of_threads_is_reported_in_one_line(capsys: pytest.CaptureFixt
         carry_out(Command(name="run", help="", run=defect), options)
 
 
+@AS_ROOT
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="the limit does not hold for root")
+@pytest.mark.parametrize("most", [3, 6])
+def test_a_store_process_that_lacks_threads_is_reported_in_one_line(most: int) -> None:
+    """Regression: its traceback, then that it has ended; or that a resource is "temporarily unavailable"."""
+    as_other = ["setpriv", "--reuid", "54321", "--clear-groups", "--inh-caps", "+dac_read_search"]
+    limited = ["--ambient-caps", "+dac_read_search", "bash", "-c", f'ulimit -u {most}; exec "$@"', "sh"]
+    words = alone("true")
+    words[1] += "&host=process"
+    line = [*as_other, *limited, sys.executable, "-m", "rdzv", *words]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    (said,) = done.stderr.splitlines()
+    assert "ulimit -u allows" in said
+
+
 # ------------------------------------------------------------------------------------------ disks and output
 
 
