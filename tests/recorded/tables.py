@@ -11,6 +11,7 @@ import zlib
 from pathlib import Path
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from store.records import Record
 
@@ -98,13 +99,14 @@ class LogLines(logging.Handler):
 
 @contextlib.contextmanager
 def logged(write: Callable[[str], None]) -> Iterator[None]:
-    """Write all that the store logs."""
+    """Write all that the store logs; in this thread, also what would be logged in another."""
     log, handler = logging.getLogger("store"), LogLines(write)
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.DEBUG)
     try:
-        yield
+        with mock.patch("store.net.absence._log_in_thread", lambda log, level, *said: log.log(level, *said)):
+            yield
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
