@@ -146,7 +146,8 @@ class Ban(Stored, kw_only=True):
         span = "" if self.lasts is None else f" for {in_words(self.lasts)}"
         if self.ends_in is not None:
             span = f" for {in_words(self.ends_in)} more"
-        return f"banned{by}{span}{f': {self.reason}' if self.reason else ''}"
+        banned = f"banned{by}{span}".rstrip(",")
+        return f"{banned}{f': {self.reason}' if self.reason else ''}"
 
 
 class Unban(Stored, kw_only=True):

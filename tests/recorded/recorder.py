@@ -197,11 +197,9 @@ class Recorder(logging.Handler):
                     return "now" if abs(day - at / 1000) < 0.0021 else f"day+{day:.3f}".rstrip("0").rstrip(".")
                 return names.setdefault(word, f"{'L' if len(word) > 12 else ''}{len(names)}")
 
-            stable = re.sub(
-                r"\b\d{9,}(\.\d+)?\b",
-                name,
-                re.sub(r"machine=\w+", "machine=M", what.replace(rdzv.__version__, "RELEASE")),
-            )
+            known = re.sub(r"machine=\w+", "machine=M", what.replace(rdzv.__version__, "RELEASE"))
+            known = re.sub(r"\b\d{1,6}\.\d{6,}", lambda long: plain(float(long[0])), known)
+            stable = re.sub(r"\b\d{9,}(\.\d+)?\b", name, known)
             if stable.startswith("KeepAlive"):
                 before, pace = kept.get(stable, (-9, -9))
                 kept[stable] = at, at - before

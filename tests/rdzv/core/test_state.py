@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from rdzv import Phase
 from rdzv.core.absent import Absent, Missing
 from rdzv.core.keys import Keys
 from rdzv.core.round import ARRIVALS_MOST, Round, bucket_of, pack_arrivals
-from rdzv.core.state import Progress
+from rdzv.core.state import Ban, Progress
 from store.engine.keyspace import COORDINATION_KEYS, Groups
 
 KEYS = Keys(prefix="/rdzv", run_id="job-7")
@@ -100,3 +101,16 @@ def test_the_store_keeps_room_for_the_keys_by_which_a_run_decides_and_for_no_oth
     assert not any(
         map(groups.coordinates_run, (KEYS.shared(0, 1) + "k/head/round", KEYS.kept("head/round"), KEYS.host))
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "banned: power"),
+        ({"where": "rack=7"}, "banned, as all nodes with rack=7: power"),
+        ({"where": "rack=7", "by": "ops"}, "banned, as all nodes with rack=7, by ops: power"),
+        ({"where": "rack=7", "lasts": 2.0}, "banned, as all nodes with rack=7, for 2 s: power"),
+    ],
+)
+def test_a_ban_in_words(fields: dict[str, Any], words: str) -> None:
+    assert str(Ban(reason="power", **fields)) == words
