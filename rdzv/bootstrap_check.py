@@ -20,7 +20,7 @@ import anyio
 
 from rdzv.core.stored import Stored
 from store.net.dialing import describe
-from store.net.sockets import bound_sockets
+from store.net.sockets import listen_on
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -37,7 +37,7 @@ ALL_HAVE_COME = b"all have come\n"
 NO_TIME_WAIT = struct.pack("ii", 1, 0)  # SO_LINGER: rank 0's port is free at once for the user's program
 
 
-class Verdict(Stored, kw_only=True):
+class ReachVerdict(Stored, kw_only=True):
     """Rank 0's verdict on a round that not all members could begin."""
 
     called = "what became of a round"
@@ -47,7 +47,7 @@ class Verdict(Stored, kw_only=True):
     left_out: tuple[int, ...] = ()
 
 
-def make_verdict(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> Verdict:
+def reach_verdict(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> ReachVerdict:
     """Return rank 0's verdict on a round in which some ranks have not connected to it.
 
     `missing` has the unconnected ranks; it is empty if rank 0 could not listen. `again`: members did not reach this
@@ -57,8 +57,8 @@ def make_verdict(why: str, missing: Collection[int], *, size: int, needed: int, 
     # Of two nodes, either may be to blame: the other node is left out only after it was rank 0 itself.
     most = here > len(missing) or (here == len(missing) and (size > 2 or again))
     if missing and here >= needed and most:
-        return Verdict(why=f"{why}; the others go on", left_out=tuple(missing))
-    return Verdict(why=why)
+        return ReachVerdict(why=f"{why}; the others go on", left_out=tuple(missing))
+    return ReachVerdict(why=why)
 
 
 async def check_reachability(
@@ -101,7 +101,7 @@ async def listen_for_members(round: Round) -> list[int]:
     untold = set(missing)
     writers: list[asyncio.StreamWriter] = []
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def check_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
         with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             revision, rank = map(int, (await reader.readuntil()).split())
@@ -121,7 +121,7 @@ async def listen_for_members(round: Round) -> list[int]:
                 told.set()
 
     servers = [
-        await asyncio.start_server(answer, sock=sock, limit=LINE_BYTES_MOST) for sock in bound_sockets("", round.port)
+        await asyncio.start_server(check_in, sock=sock, limit=LINE_BYTES_MOST) for sock in listen_on("", round.port)
     ]
     try:
         with anyio.move_on_after(WITHIN):

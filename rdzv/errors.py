@@ -9,7 +9,7 @@ SIGNALLED = 128
 STATUS_MAX = 255  # the largest exit status of a process; in a shell, 128 + n means signal n
 
 
-def exit_status(status: SupportsIndex) -> tuple[int, str]:
+def valid_exit_status(status: SupportsIndex) -> tuple[int, str]:
     """Return a valid exit status, and a remark if it replaces an invalid one, which is never replaced by 0."""
     try:
         number = operator.index(status)
@@ -42,7 +42,7 @@ class RendezvousClosedError(RendezvousNonRetryableError):
         super().__init__(message)
         self.reason = reason
         self.given_up = given_up
-        self.status: int = exit_status(status)[0]
+        self.status: int = valid_exit_status(status)[0]
 
 
 class RunGivenUpError(RendezvousClosedError):
@@ -83,7 +83,7 @@ class GiveUp(RendezvousError):
     """
 
     def __init__(self, reason: object = "", *, status: int = 0) -> None:
-        number, remark = exit_status(status)
+        number, remark = valid_exit_status(status)
         self.status: int = number
         text = (reason if isinstance(reason, str) else repr(reason)) + remark
         # accept any value: an invalid reason must not prevent giving up

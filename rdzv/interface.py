@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rdzv.membership import BlockingRendezvousInfo, RendezvousInfo
 
 
-class _Names:
+class _RunAndNodeId:
     @property
     def run_id(self) -> str:
         """The run's id; empty if the backend has none."""
@@ -25,7 +25,7 @@ class _Names:
         return ""
 
 
-class RendezvousHandler(_Names, ABC):
+class RendezvousHandler(_RunAndNodeId, ABC):
     """One node's part in one run's rendezvous; `async with` closes it."""
 
     @abstractmethod
@@ -66,7 +66,7 @@ class RendezvousHandler(_Names, ABC):
         await self.aclose()
 
 
-class BlockingRendezvousHandler(_Names, ABC):
+class BlockingRendezvousHandler(_RunAndNodeId, ABC):
     """The blocking twin of `RendezvousHandler`; `with` closes it."""
 
     @abstractmethod

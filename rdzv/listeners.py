@@ -6,12 +6,12 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 
 class Listener(Protocol):

@@ -10,7 +10,7 @@ from rdzv.core.state import Change, Draining, Dropped, Head, NodesLeft, NodesLos
 from rdzv.core.stopping import Resized, StepGate
 from rdzv.listeners import Listeners
 from store import when
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from rdzv.shared_store.store import BlockingSharedStore, SharedStore
     from store.messages import Condition
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tuple can have none
+class _InfoBase(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tuple can have none
     run_id: str
     round: int
     node_id: str
@@ -69,7 +69,7 @@ class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tup
 
 
 @dataclass(frozen=True, kw_only=True)
-class RendezvousInfo(_Info["SharedStore"]):
+class RendezvousInfo(_InfoBase["SharedStore"]):
     """A member's view of a round; it also unpacks as `store, rank, world_size`.
 
     Attributes:
@@ -91,7 +91,7 @@ class RendezvousInfo(_Info["SharedStore"]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockingRendezvousInfo(_Info["BlockingSharedStore"]):
+class BlockingRendezvousInfo(_InfoBase["BlockingSharedStore"]):
     """The blocking twin of `rdzv.RendezvousInfo`."""
 
     store: BlockingSharedStore
@@ -153,11 +153,11 @@ class Membership:
         why = None if progress is None else dict(progress.why_lost).get(self.node_id)
         if progress is not None and (why is not None or self.node_id in progress.lost_ids):
             self.record_gone, self.expelled = True, why is not None
-            self._set_over(why or "the others have lost it: its record is gone", dropped=True)
+            self._mark_over(why or "the others have lost it: its record is gone", dropped=True)
         elif later is not None and later.revision > self.round.revision and not rejoins:
-            self._set_over(f"round {later.number} was completed without this node", dropped=True)
+            self._mark_over(f"round {later.number} was completed without this node", dropped=True)
         if stop is not None and stop.decided and stop.round == self.round.number and self.round.in_steps:
-            gate.decide(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
+            gate.note_decision(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
         if progress is not None and self.over is None:  # later, the lost nodes may include this node
             self.lost_ids = progress.lost_ids
         self.listeners.notify()
@@ -175,10 +175,10 @@ class Membership:
 
     def end(self, reason: str, *, dropped: bool) -> None:
         """End the membership, and notify the listeners."""
-        self._set_over(reason, dropped=dropped)
+        self._mark_over(reason, dropped=dropped)
         self.listeners.notify()
 
-    def _set_over(self, reason: str, *, dropped: bool) -> None:
+    def _mark_over(self, reason: str, *, dropped: bool) -> None:
         self.dropped = dropped
         self.over_at = self.beats.clock()
         self.over = reason
@@ -193,14 +193,14 @@ class Membership:
 
     def call_once(self, news: Callable[[], T | None], callback: Callable[[T], object]) -> None:
         """Call back once, with the result of `news`, as soon as `news()` is not None; at once if it is not None now."""
-        once = _Once(self.listeners, news, callback)
+        once = _OneTimeListener(self.listeners, news, callback)
         self.listeners.add(once)
         # `news()` may have had a result before this listener was added. A Ctrl-C in this thread is the caller's.
         once.notify(contained=(Exception, SystemExit))
 
 
 @dataclass(slots=True, eq=False)
-class _Once(Generic[T]):
+class _OneTimeListener(Generic[T]):
     """A listener that calls back once, in the thread that removes it from the listeners."""
 
     listeners: Listeners
@@ -216,7 +216,7 @@ class _Once(Generic[T]):
                 log.exception("a callback of a round has failed")
 
 
-def _what_is_known(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+def _details_of(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
     missing = [one for one in progress.absent.missing if one.node_id in node_ids]
     addresses = {one.node_id: one.address for one in missing if one.address}
     return addresses, {one.node_id: one.why for one in missing if one.why}
@@ -239,10 +239,10 @@ def changes_since(
     progress = head.progress
     if round is not None and progress is not None and progress.round == round.number:
         if progress.lost and node_id not in progress.lost_ids:
-            all_of_it.append(NodesLost(progress.lost, progress.lost_ids, *_what_is_known(progress, progress.lost_ids)))
+            all_of_it.append(NodesLost(progress.lost, progress.lost_ids, *_details_of(progress, progress.lost_ids)))
         if progress.departed:
             ids = progress.departed_ids
-            all_of_it.append(NodesLeft(progress.departed, ids, *_what_is_known(progress, ids)))
+            all_of_it.append(NodesLeft(progress.departed, ids, *_details_of(progress, ids)))
         if progress.waiting or any(isinstance(change, NodesWaiting) for change in seen):
             all_of_it.append(NodesWaiting(progress.waiting))
         # `Draining` names only members, although waiting nodes and former members may be drained, too.

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, SupportsIndex, Unpack
 from rdzv.backends import builtin
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
-from rdzv.loop.blocking import Round, rounds_made_by
-from rdzv.loop.member import Options
+from rdzv.loop.blocking import Round, iterate_rounds
+from rdzv.loop.member import LoopOptions
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.node.blocking_handler import BlockingChanges as Changes
 from rdzv.node.blocking_handler import Handler
@@ -34,10 +34,10 @@ __all__ = ["Changes", "Handler", "RendezvousHandler", "RendezvousInfo", "Round",
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractContextManager[Handler]:
     """Take part in a run's rendezvous during the context; the blocking twin of `rdzv.connect`."""
-    return _Connection(url, overrides)
+    return _HandlerContext(url, overrides)
 
 
-class _Connection(contextlib.AbstractContextManager[Handler]):
+class _HandlerContext(contextlib.AbstractContextManager[Handler]):
     """The context of `connect`, which gives a handler.
 
     The context is no generator, as Python closes a garbage-collected generator. In a forked child, or at the
@@ -78,10 +78,10 @@ def rounds(
     **overrides: Unpack[Overrides],
 ) -> Iterator[Round]:
     """Take part in a run, round after round, until it is closed; arguments and errors are those of `rdzv.rounds`."""
-    options = Options(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
+    options = LoopOptions(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
 
-    def each() -> Iterator[Round]:
+    def generate_rounds() -> Iterator[Round]:
         with connect(url, **overrides) as handler:
-            yield from rounds_made_by(Round, handler, options)
+            yield from iterate_rounds(Round, handler, options)
 
-    return each()
+    return generate_rounds()

@@ -1,6 +1,6 @@
 """The methods of a store: each makes one kind of request by `call`.
 
-Blocking calls run the same coroutines over `BlockingAsAsync`, where they never wait, in one step (`run_at_once`).
+Blocking calls run the same coroutines over `BlockingAsAsync`, where they never wait, in one step (`run_synchronously`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAli
 
 from store import messages
 from store.errors import LimitExceeded, StoreError, StoreUsageError, Unsupported
-from store.records import shown
+from store.records import brief
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
@@ -64,7 +64,7 @@ class LeaseTerms(TypedDict, total=False):
     timeout: float | None
 
 
-def _id_of(lease: LeaseLike | int | None) -> int | None:
+def _lease_id_of(lease: LeaseLike | int | None) -> int | None:
     return getattr(lease, "id", lease)  # type: ignore[arg-type]  # the request rejects other types
 
 
@@ -73,7 +73,7 @@ def _guarded(request: Request[R], when: Iterable[Condition]) -> Request[R]:
     return messages.Guarded(when=conditions, request=request) if conditions else request
 
 
-def time_limit(timeout: object, default: float | None) -> float | None:
+def checked_timeout(timeout: object, default: float | None) -> float | None:
     """Return the seconds that a call may take, or None; `StoreUsageError` if `timeout` is no number."""
     seconds = default if timeout is None else timeout
     if seconds is None or (type(seconds) is float and not math.isnan(seconds)):
@@ -83,7 +83,7 @@ def time_limit(timeout: object, default: float | None) -> float | None:
     with contextlib.suppress(OverflowError):
         if not isinstance(seconds, bool) and isinstance(seconds, Real) and not math.isnan(seconds):
             return float(seconds)
-    raise StoreUsageError(f"timeout is {shown(seconds)}; give seconds, or None")
+    raise StoreUsageError(f"timeout is {brief(seconds)}; give seconds, or None")
 
 
 def _as_keys(keys: Iterable[str]) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def _existing(entries: Iterable[Entry | None]) -> list[Entry]:
     return [entry for entry in entries if entry is not None]
 
 
-class DisconnectReports:
+class DisconnectNotifier:
     """Tells the keepers of a client's leases that a connection has ended. Safe to use from several threads.
 
     After the end of a connection the server may expire a lease early; a restarted server gives each lease its full
@@ -113,16 +113,16 @@ class DisconnectReports:
 
     def note_end(self) -> None:
         """Report the end of a connection."""
-        self._notify(self._time())
+        self._notify_listeners(self._time())
 
-    def note_attempt(self, error: OSError | UnicodeError | None) -> None:
+    def note_connect_attempt(self, error: OSError | UnicodeError | None) -> None:
         """Note the error of an attempt to connect; None if it succeeded."""
         refused = type(error) is ConnectionRefusedError  # a server's own refusal is of a subclass
         if refused != self._refused:
             self._refused = refused
-            self._notify(math.inf if refused else self._time())
+            self._notify_listeners(math.inf if refused else self._time())
 
-    def _notify(self, at: float) -> None:
+    def _notify_listeners(self, at: float) -> None:
         self.last = at
         for listener in list(self.listeners):
             listener(at)
@@ -131,7 +131,7 @@ class DisconnectReports:
 class Calls(ABC):
     """The calls of a store. `cuts` is None if no lease ends early with a connection."""
 
-    cuts: DisconnectReports | None = None
+    cuts: DisconnectNotifier | None = None
     _failed: StoreError | None = None
     _on_connection: tuple[Callable[[bool], None], ...] = ()
 
@@ -154,7 +154,7 @@ class Calls(ABC):
         timeout: float | None = None,
     ) -> int:
         """Write a key and return the revision; the key is deleted after `ttl`, or with `lease`."""
-        request = messages.Put(key, value, ttl, _id_of(lease))
+        request = messages.Put(key, value, ttl, _lease_id_of(lease))
         return (await self.call(_guarded(request, when), timeout=timeout)).revision
 
     async def get(self, key: str, *, timeout: float | None = None) -> Entry | None:
@@ -183,7 +183,7 @@ class Calls(ABC):
         More keys than `writes_max` are deleted in several steps. `when` is checked at each step, and keys written after
         the first step stay. An error after the first step has `maybe_applied`, and says how many keys are gone.
         """
-        left, when = self._seconds_left(timeout), tuple(when)
+        left, when = self._timeout_countdown(timeout), tuple(when)
         with contextlib.suppress(LimitExceeded):
             return (await self.call(_guarded(messages.DeletePrefix(prefix=prefix), when), timeout=left())).count
         request: Request[messages.DeletedOlder | messages.Counted] = messages.DeleteOlder(prefix=prefix)
@@ -230,7 +230,7 @@ class Calls(ABC):
             expected_revision=expected_revision,
             expected_value=expected_value,
             ttl=ttl,
-            lease=_id_of(lease),
+            lease=_lease_id_of(lease),
         )
         return await self.call(_guarded(request, when), timeout=timeout)
 
@@ -288,7 +288,7 @@ class Calls(ABC):
     async def groups(self, *, timeout: float | None = None) -> KeyGroups:
         """Return the size of each group of keys (those with the same first two parts); etcd raises `Unsupported`."""
         found: list[KeyGroup] = []
-        more, left = True, self._seconds_left(timeout)
+        more, left = True, self._timeout_countdown(timeout)
         while more:
             page = await self.call(messages.ListGroups(after=found[-1].name if found else ""), timeout=left())
             found += page.groups
@@ -298,7 +298,7 @@ class Calls(ABC):
     async def notes(self, prefix: str, *, timeout: float | None = None) -> Notes:
         """Return the note of each lease with a key under a prefix; see `Lease.keep_alive`."""
         found: list[Note] = []
-        more, left = True, self._seconds_left(timeout)
+        more, left = True, self._timeout_countdown(timeout)
         while more:
             page = await self.call(
                 messages.ListNotes(prefix=prefix, after=found[-1].key if found else ""), timeout=left()
@@ -307,8 +307,8 @@ class Calls(ABC):
             more = page.more
         return found
 
-    def _seconds_left(self, timeout: float | None) -> Callable[[], float | None]:
-        within = time_limit(timeout, getattr(self, "timeout", None))
+    def _timeout_countdown(self, timeout: float | None) -> Callable[[], float | None]:
+        within = checked_timeout(timeout, getattr(self, "timeout", None))
         until = None if within is None else self.time() + within
         return lambda: None if until is None else max(until - self.time(), 0.0)
 
@@ -325,16 +325,16 @@ class Calls(ABC):
         """The error that made this client unusable, if any: the store was replaced, or rejected the client."""
         return self._failed
 
-    def on_connection(self, callback: Callable[[bool], None]) -> None:
+    def on_connection_change(self, callback: Callable[[bool], None]) -> None:
         """Call `callback` with True after each connect, and with False after each loss of a connection or a failure."""
         self._on_connection = (*self._on_connection, callback)
 
-    def notify_connection(self, connected: bool) -> None:
-        """Call the callbacks of `on_connection`."""
+    def notify_connection_change(self, connected: bool) -> None:
+        """Call the callbacks of `on_connection_change`."""
         for callback in self._on_connection:
             callback(connected)
 
-    def limit_pauses(self, remaining: Callable[[], float]) -> None:  # noqa: B027  not all stores know
+    def cap_retry_pauses(self, remaining: Callable[[], float]) -> None:  # noqa: B027  not all stores know
         """Limit the pauses between attempts to connect by the seconds that `remaining` returns."""
 
     async def __aenter__(self) -> Self:
@@ -367,7 +367,7 @@ class Lease:
         return (await self._store.call(messages.TimeToLive(lease=self.id), timeout=timeout)).remaining
 
 
-def run_at_once(work: Awaitable[T]) -> T:
+def run_synchronously(work: Awaitable[T]) -> T:
     """Return the result of an awaitable that never waits."""
     try:
         next(work.__await__())
@@ -387,12 +387,12 @@ def blocking(call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Calla
 
     @functools.wraps(call)
     def method(self: _HasAwaited[A], /, *arguments: P.args, **keywords: P.kwargs) -> T:
-        return run_at_once(call(self._awaited, *arguments, **keywords))
+        return run_synchronously(call(self._awaited, *arguments, **keywords))
 
     return method
 
 
-class Block(contextlib.AbstractContextManager[T]):
+class BlockingContext(contextlib.AbstractContextManager[T]):
     """The blocking form of an async context that never waits."""
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
@@ -400,24 +400,24 @@ class Block(contextlib.AbstractContextManager[T]):
 
     def __enter__(self) -> T:
         try:
-            return run_at_once(self._context.__aenter__())
+            return run_synchronously(self._context.__aenter__())
         except BaseException as error:
-            self._exit_context(error)
+            self._exit_after_error(error)
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         try:
-            return run_at_once(self._context.__aexit__(kind, error, trace))
+            return run_synchronously(self._context.__aexit__(kind, error, trace))
         except BaseException as other:
-            self._exit_context(other)
+            self._exit_after_error(other)
             raise
 
-    def _exit_context(self, error: BaseException) -> None:
+    def _exit_after_error(self, error: BaseException) -> None:
         # If a signal's handler has raised the error, the context may still be entered: leave it.
         with contextlib.suppress(Exception):
-            run_at_once(self._context.__aexit__(type(error), error, error.__traceback__))
+            run_synchronously(self._context.__aexit__(type(error), error, error.__traceback__))
 
 
 class BlockingAsAsync(Calls):
@@ -449,7 +449,7 @@ class BlockingAsAsync(Calls):
 class BlockingCalls(ABC):
     """The blocking twin of `Calls`."""
 
-    cuts: DisconnectReports | None = None
+    cuts: DisconnectNotifier | None = None
 
     @abstractmethod
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
@@ -490,7 +490,7 @@ class BlockingCalls(ABC):
 
     def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingLease:
         """See `Calls.grant`."""
-        granted = run_at_once(self._awaited.grant(ttl, **terms))
+        granted = run_synchronously(self._awaited.grant(ttl, **terms))
         return BlockingLease(self, id=granted.id, ttl=granted.ttl)
 
     def __enter__(self) -> Self:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, cast
 
-from store.calls import time_limit
+from store.calls import checked_timeout
 from store.client.client import Client
 from store.errors import StoreUsageError
 from store.interface import DEFAULT_TIMEOUT
 from store.net.address import Address, token_bytes
-from store.net.dialing import TcpDial
+from store.net.dialing import TcpDialer
 
 if TYPE_CHECKING:
     import ssl
@@ -62,7 +62,7 @@ async def connect(
             yield cast("Client", client)
         return
     address = Address.parse(url)
-    async with Client(TcpDial(address, tls), name=str(address), token=secret, timeout=timeout) as own:
+    async with Client(TcpDialer(address, tls), name=str(address), token=secret, timeout=timeout) as own:
         yield own
 
 
@@ -70,7 +70,7 @@ def checked_token(
     url: str, *, token: str | bytes | None, user: str | None, password: str | None, timeout: float
 ) -> bytes | None:
     """Return the token as bytes; reject a wrong timeout, and credentials that this kind of store would ignore."""
-    if time_limit(timeout, None) is None:
+    if checked_timeout(timeout, None) is None:
         raise StoreUsageError("timeout is None; give seconds")
     secret = token_bytes(token)
     if is_etcd(url) and token is not None:

@@ -74,7 +74,7 @@ class StoreUsageError(StoreError, ValueError):
     """The arguments of a call contradict each other or are out of range."""
 
 
-def unsent(error: StoreError) -> StoreError:
+def unsent_copy(error: StoreError) -> StoreError:
     """Return a copy of an error, for a request that was never sent, without an earlier traceback."""
     if isinstance(error, ConnectionLost):
         return type(error)(str(error), maybe_applied=False)

@@ -22,9 +22,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from store.calls import BlockingCalls, BlockingLease, Calls, Lease, LeaseLike
-from store.errors import unsent
+from store.errors import unsent_copy
 from store.keeping import BlockingKeptLease, HeldLease, KeptLeases, kept_lease
-from store.net.process import check_loop, check_made_here
+from store.net.process import check_loop, check_not_forked
 
 if TYPE_CHECKING:
     import asyncio
@@ -101,10 +101,10 @@ class Store(Calls):
 
     def check_usable(self) -> None:
         """Raise an error if the client has failed, was made before a `fork()`, or is of another event loop."""
-        check_made_here(self._made_in, self.name)
+        check_not_forked(self._made_in, self.name)
         check_loop(getattr(self, "_loop", None), self.name)
         if self._failed is not None:
-            raise unsent(self._failed)
+            raise unsent_copy(self._failed)
 
     @property
     def connected(self) -> bool:
@@ -122,7 +122,7 @@ class Store(Calls):
         return None
 
     @property
-    def ends(self) -> tuple[str, str] | None:
+    def end_addresses(self) -> tuple[str, str] | None:
         """The addresses of both ends of the connection, this client's first, as this system names them."""
         return None
 

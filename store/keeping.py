@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from store.calls import BlockingAsAsync, Lease, run_at_once
+from store.calls import BlockingAsAsync, Lease, run_synchronously
 from store.errors import ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError
 from store.messages import NOTE_BYTES_MAX
 from store.net.process import process_identity
-from store.net.tasks import Cancelling, cancel_and_wait, run_to_end, run_together
+from store.net.tasks import RepeatedCancel, cancel_and_wait, run_to_end, run_together
 from store.net.threads import Flag
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, Unpack
 
-    from store.calls import BlockingCalls, Calls, DisconnectReports, LeaseTerms
+    from store.calls import BlockingCalls, Calls, DisconnectNotifier, LeaseTerms
 
     NoteOf = Callable[[bool], bytes]
 
@@ -50,7 +50,7 @@ RELEASE_SOON = 0.2  # seconds to revoke a lease after a block that ended because
 _suspended_for = 0.0
 
 
-def suspended_for() -> float:
+def time_suspended() -> float:
     """Return the seconds, since its start, for which this machine was suspended: `CLOCK_MONOTONIC` omits them."""
     global _suspended_for
     if hasattr(time, "CLOCK_BOOTTIME"):  # a pause between the two readings makes the difference too small, once
@@ -61,9 +61,9 @@ def suspended_for() -> float:
 class LeaseValidity:
     """The time until which a lease is valid, on the client's clock."""
 
-    def __init__(self, sent_at: float, ttl: float, cuts: DisconnectReports | None, terms: LeaseTerms) -> None:
+    def __init__(self, sent_at: float, ttl: float, cuts: DisconnectNotifier | None, terms: LeaseTerms) -> None:
         self.renewed_at: float = sent_at  # when the last acknowledged renewal was sent
-        self._slept = suspended_for()
+        self._slept = time_suspended()
         self.ttl: float = ttl
         self.cut_at: float = math.inf  # when a connection first ended after the last renewal; infinity if none did
         # A store without `cuts` ends no lease early when a connection ends.
@@ -74,20 +74,20 @@ class LeaseValidity:
     @property
     def until(self) -> float:
         """The time at which the lease may be gone."""
-        slept, until = suspended_for() - self._slept, min(self.renewed_at + self.ttl, self.cut_at + self.away_ttl)
+        slept, until = time_suspended() - self._slept, min(self.renewed_at + self.ttl, self.cut_at + self.away_ttl)
         return until - slept if slept > SUSPENDED_LEAST else until
 
-    def note_cut(self, cut_at: float) -> None:
+    def note_disconnect(self, cut_at: float) -> None:
         """Note that a connection ended at `cut_at`; infinity means that no server runs, so no lease ends early."""
         self.cut_at = cut_at if cut_at == math.inf else min(self.cut_at, cut_at)
 
     def note_renewal(self, sent_at: float, slept: float, *, cut_before: float) -> None:
-        """Note an answered renewal; forget a connection's end before `cut_before`. `slept`: its `suspended_for()`."""
+        """Note an answered renewal; forget a connection's end before `cut_before`. `slept`: its `time_suspended()`."""
         self.renewed_at, self._slept = sent_at, slept
         if self.cut_at <= cut_before:
             self.cut_at = math.inf
 
-    def lost(self, now: float) -> str | None:
+    def loss_reason(self, now: float) -> str | None:
         """Return why the lease is lost, or None."""
         if now < self.until:
             return None
@@ -109,48 +109,48 @@ class KeptLeases:
         self._silence: asyncio.TimerHandle | None = None
         self.kept: dict[HeldLease, None] = {}
         if store.cuts is not None:
-            store.cuts.listeners[self._connection_ended] = None
-        store.on_connection(self._connection_changed)
-        store.limit_pauses(lambda: min((lease.valid_until for lease in self.kept), default=math.inf) - store.time())
+            store.cuts.listeners[self._handle_disconnect] = None
+        store.on_connection_change(self._handle_connection_change)
+        store.cap_retry_pauses(lambda: min((lease.valid_until for lease in self.kept), default=math.inf) - store.time())
 
-    def _connection_changed(self, connected: bool) -> None:
+    def _handle_connection_change(self, connected: bool) -> None:
         if connected or self.store.failure is not None:
             self.renew_now()
 
-    def _connection_ended(self, at: float) -> None:
+    def _handle_disconnect(self, at: float) -> None:
         for lease in tuple(self.kept):
-            lease.note_cut(at)
+            lease.note_disconnect(at)
 
     def renew_now(self) -> None:
         """Renew all leases at once, with new notes."""
         for lease in self.kept:
             lease.renew_now()
 
-    async def hold(self, ttl: float, on_lapse: Callable[[str], None], **terms: Unpack[LeaseTerms]) -> HeldLease:
+    async def grant_kept(self, ttl: float, on_lapse: Callable[[str], None], **terms: Unpack[LeaseTerms]) -> HeldLease:
         """Grant a lease and keep it; `on_lapse` as in `HeldLease.keep`."""
         cuts, before = self.store.cuts, self.store.cuts and self.store.cuts.last
-        granting = asyncio.create_task(_granted(self.store, ttl, terms))
+        granting = asyncio.create_task(_grant(self.store, ttl, terms))
         try:
             lease, sent_at = await asyncio.shield(granting)
         except asyncio.CancelledError:
-            await run_to_end(_forget(granting))
+            await run_to_end(_revoke_when_granted(granting))
             raise
         held = HeldLease(self, id=lease.id, ttl=lease.ttl)
         held.keep(sent_at=sent_at, on_lapse=on_lapse, terms=terms)
         if cuts is not None and cuts.last != before:
-            held.note_cut(cuts.last)
+            held.note_disconnect(cuts.last)
         return held
 
     async def release_all(self) -> None:
         """Release all leases concurrently: an unreachable store costs one timeout."""
         await run_together(*(lease.release() for lease in self.kept))
 
-    def add(self, lease: HeldLease) -> None:
+    def start_keeping(self, lease: HeldLease) -> None:
         """Start to keep a lease."""
         self.note_answer()
         self.kept[lease] = None
 
-    def drop(self, lease: HeldLease) -> bool:
+    def stop_keeping(self, lease: HeldLease) -> bool:
         """Stop keeping a lease; return True if it was kept."""
         was_kept = lease in self.kept
         self.kept.pop(lease, None)
@@ -204,8 +204,8 @@ class HeldLease:
         self.kept = True
         self._belief = LeaseValidity(sent_at, self.ttl, self._keeping.store.cuts, terms or {})
         self._on_lapse = on_lapse
-        self._keeping.add(self)
-        self.task = asyncio.create_task(self._keep(note), name=f"keep lease {self.id}")
+        self._keeping.start_keeping(self)
+        self.task = asyncio.create_task(self._renew_until_lost(note), name=f"keep lease {self.id}")
         self._check_expiry()
 
     @property
@@ -213,26 +213,26 @@ class HeldLease:
         """The time, on the client's clock, at which the lease may be gone."""
         return self._belief.until
 
-    def note_cut(self, cut_at: float) -> None:
+    def note_disconnect(self, cut_at: float) -> None:
         """Note the end of a connection: renew the lease on another connection, or report its loss in time."""
-        self._belief.note_cut(cut_at)
+        self._belief.note_disconnect(cut_at)
         self.renew_now()
         self._check_expiry()
 
     def _check_expiry(self) -> None:
-        """Note the loss of the lease if its time is over; else set a timer, as a sleep in `_keep` may last longer."""
+        """Note the loss of the lease if its time is over; else set a timer: `_renew_until_lost` may sleep longer."""
         if self not in self._keeping.kept:
             return
         if self._timer is not None:
             self._timer.cancel()
-        if (lost := self._belief.lost(self._keeping.store.time())) is not None:
+        if (lost := self._belief.loss_reason(self._keeping.store.time())) is not None:
             self._report_loss(lost)
         else:
             left = self.valid_until - self._keeping.store.time()
             self._timer = asyncio.get_running_loop().call_later(left, self._check_expiry)
 
     def _report_loss(self, why: str) -> None:
-        if self._keeping.drop(self):
+        if self._keeping.stop_keeping(self):
             self.lost = why
             if self.task is not None and self.task is not asyncio.current_task():
                 self.task.cancel()
@@ -244,18 +244,18 @@ class HeldLease:
         if self._sleeping is not None and not self._sleeping.done():
             self._sleeping.set_result(None)
 
-    async def _keep(self, note: NoteOf | None) -> None:
+    async def _renew_until_lost(self, note: NoteOf | None) -> None:
         keeping, belief, now = self._keeping, self._belief, self._keeping.store.time
         renew_every = self.ttl / RENEWALS_PER_TTL
         pause = (belief.until - now()) / RENEWALS_PER_TTL
         while self.lost is None:
             # `renew_now` ends this sleep: a new connection must keep the lease at once.
-            await self._sleep(min(pause, belief.until - now()))
-            sent_at, slept = now(), suspended_for()
+            await self._sleep_until_woken(min(pause, belief.until - now()))
+            sent_at, slept = now(), time_suspended()
             self._wanted = False
             if sent_at < belief.until:
                 try:
-                    said = _note_of(note, sent_at - belief.renewed_at > renew_every + LATE)
+                    said = _lease_note(note, sent_at - belief.renewed_at > renew_every + LATE)
                     keeping.expect_answer(sent_at)
                     await self._lease.keep_alive(note=said, timeout=max(belief.until - sent_at, 0.001))
                     keeping.note_answer()
@@ -268,7 +268,7 @@ class HeldLease:
                     keeping.note_answer()
                     self._report_loss(LAPSED)
                 except Exception as error:  # noqa: BLE001 - the holder must learn of defects, too, in time
-                    pause = _pause_after(error, self._lease)  # a new connection ends the pause
+                    pause = _renewal_pause(error, self._lease)  # a new connection ends the pause
                     if keeping.store.failure is not None:
                         self._report_loss(str(keeping.store.failure))
             self._check_expiry()
@@ -276,9 +276,9 @@ class HeldLease:
     def check(self) -> None:
         """Raise `LeaseNotFound` if the lease is lost."""
         self._check_expiry()
-        _check(self.id, self.lost)
+        _raise_if_lost(self.id, self.lost)
 
-    async def _sleep(self, seconds: float) -> None:
+    async def _sleep_until_woken(self, seconds: float) -> None:
         self._sleeping = asyncio.get_running_loop().create_future()
         try:
             await asyncio.wait([self._sleeping], timeout=max(seconds, 0.0))
@@ -287,26 +287,26 @@ class HeldLease:
 
     async def release(self, *, within: float = RELEASE_WITHIN) -> None:
         """Revoke the lease within `within` seconds, also if it may not have been granted."""
-        if self.kept and not self._keeping.drop(self):
+        if self.kept and not self._keeping.stop_keeping(self):
             return  # the lease was lost, or released before
         if self._timer is not None:
             self._timer.cancel()
-        await run_to_end(self._revoke(), within=within)
+        await run_to_end(self._stop_and_revoke(), within=within)
 
-    async def _revoke(self) -> None:
+    async def _stop_and_revoke(self) -> None:
         with anyio.move_on_after(RELEASE_WITHIN), contextlib.suppress(StoreError):
             if self.task is not None:
                 await cancel_and_wait(self.task)
             await self._lease.revoke(timeout=RELEASE_WITHIN)
 
 
-async def _forget(granting: asyncio.Future[tuple[Lease, float]]) -> None:
+async def _revoke_when_granted(granting: asyncio.Future[tuple[Lease, float]]) -> None:
     with anyio.move_on_after(RELEASE_WITHIN), contextlib.suppress(StoreError):
         lease, _ = await granting
         await lease.revoke(timeout=RELEASE_WITHIN)
 
 
-async def _granted(store: Calls, ttl: float, terms: LeaseTerms) -> tuple[Lease, float]:
+async def _grant(store: Calls, ttl: float, terms: LeaseTerms) -> tuple[Lease, float]:
     sent_at, timeout = store.time(), terms.get("timeout")
     asked: LeaseTerms = {"gone_ttl": None, **terms}
     lease = await store.grant(ttl, **asked)
@@ -330,17 +330,17 @@ async def renewed_if_old(
     return now
 
 
-def _release_within(ended_with: type[BaseException] | None) -> float:
+def _release_timeout(ended_with: type[BaseException] | None) -> float:
     did_not_answer = ended_with is not None and issubclass(ended_with, StoreTimeoutError | ConnectionLost)
     return RELEASE_SOON if did_not_answer else RELEASE_WITHIN
 
 
-def _check(lease: int, lost: str | None) -> None:
+def _raise_if_lost(lease: int, lost: str | None) -> None:
     if lost is not None:
         raise LeaseNotFound(f"lease {lease} is lost: {lost}; its keys may have another holder")
 
 
-def _pause_after(error: Exception, lease: Lease) -> float:
+def _renewal_pause(error: Exception, lease: Lease) -> float:
     """Log why a lease was not renewed; return the seconds until its keep-alive is retried."""
     how = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
     log.log(how, "lease %d was not renewed: %r", lease.id, error)
@@ -354,8 +354,8 @@ async def kept_lease(keeping: KeptLeases, ttl: float, **terms: Unpack[LeaseTerms
     If the lease is lost, the task that entered the block is cancelled until it leaves, and `LeaseNotFound` is raised.
     The lease is lost if the event loop is blocked for longer than the TTL.
     """
-    loss, made_in = Cancelling(), process_identity()
-    lease = await keeping.hold(ttl, loss.begin, **terms)
+    loss, made_in = RepeatedCancel(), process_identity()
+    lease = await keeping.grant_kept(ttl, loss.begin, **terms)
     try:
         try:
             yield lease
@@ -365,14 +365,14 @@ async def kept_lease(keeping: KeptLeases, ttl: float, **terms: Unpack[LeaseTerms
                 keeping.kept.clear()
             lease._check_expiry()
             loss.end()
-            await lease.release(within=_release_within(sys.exc_info()[0]))
+            await lease.release(within=_release_timeout(sys.exc_info()[0]))
     except asyncio.CancelledError:
         if not loss.was_only_cause:
             raise
     lease.check()
 
 
-class _Keeper:
+class _LeaseKeeper:
     lease: Lease
 
     def __init__(
@@ -388,43 +388,43 @@ class _Keeper:
     @property
     def lost(self) -> str | None:
         if self._lost is None and not self.left.is_set():
-            self._lost = self.belief.lost(self._store.time())
+            self._lost = self.belief.loss_reason(self._store.time())
         return self._lost
 
     def start(self) -> None:
         # Called in a new thread, where no signal's handler can interrupt `Thread.start`.
         try:
-            threading.Thread(target=self._run, name="keep a lease", daemon=True).start()
+            threading.Thread(target=self._keep_lease, name="keep a lease", daemon=True).start()
         except Exception as error:  # noqa: BLE001 - any error must end the holder's wait
             self.error = error
             self.known.set()
             self.over.set()
 
-    def _run(self) -> None:
+    def _keep_lease(self) -> None:
         cuts = self._store.cuts
         if cuts is not None:
-            cuts.listeners[self._note_cut] = None
+            cuts.listeners[self._note_disconnect] = None
         try:
-            self.lease, renewed_at = run_at_once(_granted(BlockingAsAsync(self._store), self._ttl, self._terms))
+            self.lease, renewed_at = run_synchronously(_grant(BlockingAsAsync(self._store), self._ttl, self._terms))
             self.belief.renewed_at, self.belief.ttl = renewed_at, self.lease.ttl
             self.known.set()
             threading.current_thread().name = f"keep lease {self.lease.id}"
-            self._renew()
+            self._renew_until_left()
             if self.lost is None:
-                run_at_once(self.lease.revoke(timeout=RELEASE_WITHIN))
+                run_synchronously(self.lease.revoke(timeout=RELEASE_WITHIN))
         except Exception as error:  # noqa: BLE001 - the holder raises it, if it still waits
             self.error = error
         finally:
             if cuts is not None:
-                cuts.listeners.pop(self._note_cut, None)
+                cuts.listeners.pop(self._note_disconnect, None)
             self.known.set()
             self.over.set()
 
-    def _note_cut(self, cut_at: float) -> None:
-        self.belief.note_cut(cut_at)
+    def _note_disconnect(self, cut_at: float) -> None:
+        self.belief.note_disconnect(cut_at)
         self._due = 0.0
 
-    def _renew(self) -> None:
+    def _renew_until_left(self) -> None:
         belief, cuts, time = self.belief, self._store.cuts, self._store.time
         renew_every = min(belief.ttl, self._terms.get("disconnect_ttl") or math.inf) / RENEWALS_PER_TTL
         look_every = max(belief.away_ttl * LOOK_SHARE, LOOK_LEAST)
@@ -434,16 +434,16 @@ class _Keeper:
                 return
             if cuts is not None and look_every < math.inf:
                 cuts.look()
-            sent_at, slept = time(), suspended_for()
+            sent_at, slept = time(), time_suspended()
             if sent_at < self._due:
                 continue
             self._due = sent_at + renew_every
             try:
-                run_at_once(self.lease.keep_alive(timeout=max(belief.until - sent_at, 0.001)))
+                run_synchronously(self.lease.keep_alive(timeout=max(belief.until - sent_at, 0.001)))
             except LeaseNotFound:
                 self._lost = LAPSED
             except Exception as error:  # noqa: BLE001 - the holder must learn of defects, too, in time
-                self._due = time() + _pause_after(error, self.lease)
+                self._due = time() + _renewal_pause(error, self.lease)
             else:
                 belief.note_renewal(sent_at, slept, cut_before=sent_at)
 
@@ -459,7 +459,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
 
     def __init__(self, store: BlockingCalls, ttl: float, **terms: Unpack[LeaseTerms]) -> None:
         self.ttl: float = ttl
-        self._keeper = keeper = _Keeper(store, ttl, terms, weakref.ref(self, lambda _: keeper.left.set()))
+        self._keeper = keeper = _LeaseKeeper(store, ttl, terms, weakref.ref(self, lambda _: keeper.left.set()))
         self._made_in = process_identity()
 
     @property
@@ -469,7 +469,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
 
     def check(self) -> None:
         """Raise `LeaseNotFound` if the lease is lost."""
-        _check(self.id, self.lost)
+        _raise_if_lost(self.id, self.lost)
 
     def __enter__(self) -> Self:
         keeper = self._keeper
@@ -490,12 +490,12 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
         lost = self.lost  # read before `left` is set: afterwards no loss is noted
         self._keeper.left.set()
         if self._made_in is process_identity():  # this process has the thread; a forked child has not
-            self._keeper.over.wait(_release_within(kind))
+            self._keeper.over.wait(_release_timeout(kind))
         if kind is None:
-            _check(self.id, lost)
+            _raise_if_lost(self.id, lost)
 
 
-def _note_of(note: NoteOf | None, away: bool) -> bytes:
+def _lease_note(note: NoteOf | None, away: bool) -> bytes:
     try:
         said = b"" if note is None else note(away)
     except Exception:

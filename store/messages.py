@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from store import errors
-from store.records import Record, Unfit, shown
+from store.records import Record, Unfit, brief
 
 CHOSEN_LEASE_LEAST = 2**62  # the least lease id that a client may choose; ids that a server chooses are below
 GONE_TTL = 0.1  # seconds that a lease outlives its process; a living process reconnects in a few ms
@@ -109,7 +109,7 @@ class Condition(Record, kw_only=True):
         """Return an error if the key is empty, or `expected` has another type than the target."""
         if not self.key:
             return "has no key; a key has at least one character"
-        return None if type(self.expected) is _EXPECTED[self.target] else f"cannot have expected={shown(self.expected)}"
+        return None if type(self.expected) is _EXPECTED[self.target] else f"cannot have expected={brief(self.expected)}"
 
     def holds(self, entry: Entry | None) -> bool:
         """Return True if the condition holds for a key's entry."""
@@ -126,9 +126,9 @@ class Condition(Record, kw_only=True):
         return entry is None or entry.value == self.expected
 
     @property
-    def broken(self) -> str:
+    def failure_message(self) -> str:
         """The error message if the condition does not hold."""
-        return f"{self.target.name.lower()} of {shown(self.key)} is no longer {shown(self.expected)}"
+        return f"{self.target.name.lower()} of {brief(self.key)} is no longer {brief(self.expected)}"
 
 
 class Response(Record):
@@ -208,7 +208,7 @@ class LeaseState(Response, code=72, kw_only=True):
     keys: tuple[str, ...]
 
 
-class Watching(Response, code=73, kw_only=True):
+class WatchOpened(Response, code=73, kw_only=True):
     """A watch was opened at `revision`. The server sends the changes from the watch's start on."""
 
     revision: int
@@ -344,10 +344,10 @@ class Add(Request[Added], code=4):
         digits = held.removeprefix(b"-")
         # Check the digits, as Python's int() also accepts underscores and blanks.
         if not digits.isdigit() or len(digits) > 20:
-            raise errors.StoreUsageError(f"{shown(self.key)} holds {shown(held)}, which is no decimal number to add to")
+            raise errors.StoreUsageError(f"{brief(self.key)} holds {brief(held)}, which is no decimal number to add to")
         total = int(held) + self.amount
         if abs(total) >= 2**63:  # the range of torch.distributed.Store
-            adding = f"adding {self.amount} to {shown(self.key)}"
+            adding = f"adding {self.amount} to {brief(self.key)}"
             raise errors.StoreUsageError(f"{adding} gives a number of more than 64 bits")
         return total
 
@@ -418,7 +418,7 @@ class CompareAndSet(Request[CompareAndSetResult], code=10, kw_only=True):
     def field_error(self) -> str | None:
         """Return an error unless exactly one expectation is given."""
         if (self.expected_revision is None) == (self.expected_value is None):
-            return f"of {shown(self.key)} takes exactly one of expected_revision and expected_value"
+            return f"of {brief(self.key)} takes exactly one of expected_revision and expected_value"
         return None
 
 
@@ -483,7 +483,7 @@ class TimeToLive(Request[LeaseState], code=17, kw_only=True):
     lease: int
 
 
-class Watch(Request[Watching], code=18, kw_only=True):
+class Watch(Request[WatchOpened], code=18, kw_only=True):
     """Watch all keys that start with `prefix`; events have this request's id. `Store.watch` explains the arguments."""
 
     prefix: str
@@ -540,7 +540,7 @@ RESPONSES: dict[int, type[Response]] = {kind.code: kind for kind in Response.__s
 def checked(request: Request[Any]) -> Request[Any]:
     """Return a request ready to be sent; raise `StoreUsageError` if it is no request, or a field is invalid."""
     if REQUESTS.get(getattr(request, "code", 0)) is not type(request):
-        raise errors.StoreUsageError(f"{shown(request)} is no request")
+        raise errors.StoreUsageError(f"{brief(request)} is no request")
     try:
         return type(request).read(request)
     except Unfit as error:

@@ -23,22 +23,22 @@ def printable(text: str, *, most: int = LETTERS_MOST) -> str:
         text = f"{text[:most]}..."
     if text.isprintable():
         return text
-    return "".join(map(_escaped, text))
+    return "".join(map(_escape_letter, text))
 
 
-def escaping(log: logging.Logger) -> logging.Logger:
+def escape_arguments(log: logging.Logger) -> logging.Logger:
     """Make a logger escape the texts among its arguments."""
-    log.addFilter(_escape_arguments)
+    log.addFilter(_escape_record)
     return log
 
 
-def _escape_arguments(record: logging.LogRecord) -> bool:
+def _escape_record(record: logging.LogRecord) -> bool:
     if isinstance(record.args, tuple):
         record.args = tuple(printable(str(one)) if isinstance(one, str | BaseException) else one for one in record.args)
     return True
 
 
-def first_of(names: Collection[str], most: int) -> str:
+def abbreviate(names: Collection[str], most: int) -> str:
     """Return the first of some names, and the number of others: "a, b and 3 more"."""
     shown = ", ".join(itertools.islice(names, most))
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
@@ -60,7 +60,7 @@ def without_durations(text: str) -> str:
     return _DURATION.sub("...", text)
 
 
-def _escaped(letter: str) -> str:
+def _escape_letter(letter: str) -> str:
     # Escape the categories C (control and format characters, surrogates, unassigned) and Z (but not blanks: Zs).
     if letter == " " or letter.isprintable() or unicodedata.category(letter) == "Zs":
         return letter

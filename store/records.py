@@ -59,7 +59,7 @@ class Unfit(ValueError):
     """A value does not fit its field; the message names the field."""
 
 
-class UnknownWord(Unfit):
+class UnknownValue(Unfit):
     """A number or a word that only a later release knows."""
 
 
@@ -67,7 +67,7 @@ class _WrongType(Unfit):
     """A value is not of the expected type. The caller, which knows the field's name, raises `Unfit` instead."""
 
 
-def shown(value: object) -> str:
+def brief(value: object) -> str:
     """Return a value for errors and logs, shortened: it may be megabytes long, or deeply nested."""
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= 40 else f"{value[:40]!r}..."
@@ -76,7 +76,7 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-class _Kind:
+class _FieldKind:
     """The values that a field of one type accepts: `read` converts a value or raises; `plain` types need no `read`."""
 
     def __init__(self, read: Callable[[Any], Any], plain: tuple[type, ...] = ()) -> None:
@@ -91,7 +91,7 @@ class _Kind:
         return self.read(value)
 
 
-class TextAs(_Kind):
+class TextAs(_FieldKind):
     """A text that is converted when sent and read: `Annotated[str, TextAs(shorten)]`."""
 
     def __init__(self, change: Callable[[str], str]) -> None:
@@ -108,32 +108,32 @@ _ARRAYS: Any = (tuple, list)
 _ALSO: dict[type, tuple[type, ...]] = {float: (float, int), bytes: (bytes, bytearray, memoryview), bool: ()}
 
 
-def _kind_of(type_: Any) -> _Kind:
+def _kind_of(type_: Any) -> _FieldKind:
     origin, arguments = get_origin(type_), get_args(type_)
     if origin is Annotated:
-        return arguments[1] if isinstance(arguments[1], _Kind) else _kind_of(arguments[1])
+        return arguments[1] if isinstance(arguments[1], _FieldKind) else _kind_of(arguments[1])
     if origin in (Union, types.UnionType):
         return UnionKind(arguments)
     if origin is tuple:
         return _Array(_kind_of(arguments[0])) if arguments[1:] == (...,) else _tuple(list(map(_kind_of, arguments)))
     if origin in (dict, Mapping):
-        return _mapping(*map(_kind_of, arguments))
+        return _mapping_kind(*map(_kind_of, arguments))
     if origin is Literal:
-        return _exactly(type(arguments[0]))
+        return _exact_kind(type(arguments[0]))
     if _is_record(type_):
         return UnionKind((type_,))
     if type_ is Any:
-        return _Kind(lambda value: value)
+        return _FieldKind(lambda value: value)
     if issubclass(type_, IntEnum):
-        return _member(type_)
-    return _word(type_) if issubclass(type_, StrEnum) else _exactly(type_)
+        return _int_enum_kind(type_)
+    return _text_enum_kind(type_) if issubclass(type_, StrEnum) else _exact_kind(type_)
 
 
 def _is_record(type_: Any) -> bool:
     return isinstance(get_origin(type_) or type_, RecordType)
 
 
-def _exactly(type_: type) -> _Kind:
+def _exact_kind(type_: type) -> _FieldKind:
     also = _ALSO.get(type_, (type_,))
 
     def read(value: Any) -> Any:
@@ -146,10 +146,10 @@ def _exactly(type_: type) -> _Kind:
         except OverflowError:  # an int that no float can hold
             raise _WrongType from None
 
-    return _Kind(read, (type_,))
+    return _FieldKind(read, (type_,))
 
 
-def _member(type_: type[IntEnum]) -> _Kind:
+def _int_enum_kind(type_: type[IntEnum]) -> _FieldKind:
     members = {member.value: member for member in type_}
     other = type_.__members__.get("OTHER")  # the member that stands for all members of later releases
 
@@ -158,44 +158,44 @@ def _member(type_: type[IntEnum]) -> _Kind:
             raise _WrongType
         member = members.get(value, other)
         if member is None:
-            raise UnknownWord(f"{type_.__name__.lower()} {int(value)}")
+            raise UnknownValue(f"{type_.__name__.lower()} {int(value)}")
         return member
 
-    return _Kind(read, (type_,))
+    return _FieldKind(read, (type_,))
 
 
-def _word(type_: type[StrEnum]) -> _Kind:
+def _text_enum_kind(type_: type[StrEnum]) -> _FieldKind:
     def read(value: Any) -> Any:
         if not isinstance(value, str):
             raise _WrongType
         try:
             return type_(value)
         except ValueError:
-            raise UnknownWord(f"{type_.__name__.lower()} {shown(value)}") from None
+            raise UnknownValue(f"{type_.__name__.lower()} {brief(value)}") from None
 
-    return _Kind(read, (type_,))
+    return _FieldKind(read, (type_,))
 
 
-def _tuple(kinds: list[_Kind]) -> _Kind:
+def _tuple(kinds: list[_FieldKind]) -> _FieldKind:
     def read(value: Any) -> tuple[Any, ...]:
         if type(value) not in _ARRAYS or len(value) < len(kinds):
             raise _WrongType
         return tuple([kind.read(one) for kind, one in zip(kinds, value, strict=False)])
 
-    return _Kind(read)
+    return _FieldKind(read)
 
 
-def _mapping(name: _Kind, what: _Kind) -> _Kind:
+def _mapping_kind(name: _FieldKind, what: _FieldKind) -> _FieldKind:
     def read(value: Any) -> dict[Any, Any]:
         if not isinstance(value, dict | types.MappingProxyType):
             raise _WrongType
         return {name.read(each): what.read(held) for each, held in value.items()}
 
-    return _Kind(read)
+    return _FieldKind(read)
 
 
-class _Array(_Kind):
-    def __init__(self, kind: _Kind) -> None:
+class _Array(_FieldKind):
+    def __init__(self, kind: _FieldKind) -> None:
         super().__init__(self._read)
         self._read_one, self._plain = kind.read, frozenset(kind.plain)
 
@@ -216,7 +216,7 @@ class _Array(_Kind):
         return tuple(checked)
 
 
-class UnionKind(_Kind):
+class UnionKind(_FieldKind):
     """The values of a union: of plain types, and of either one record without a code or several records with codes."""
 
     def __init__(self, kinds: Iterable[Any]) -> None:
@@ -233,15 +233,15 @@ class UnionKind(_Kind):
             return self.read
         if type_ in self._by_code.values():
             return cast("type[Record]", type_).read
-        return self._by_code[None].read if None in self._by_code else lambda value: self._record(value).read(value)
+        return self._by_code[None].read if None in self._by_code else lambda value: self._record_of(value).read(value)
 
-    def _record(self, value: Any) -> Any:
+    def _record_of(self, value: Any) -> Any:
         code = value[0] if isinstance(value, _ARRAYS) and value else None
         if type(code) is not int:
-            raise _WrongType(f"{shown(value)} does not begin with a code")
+            raise _WrongType(f"{brief(value)} does not begin with a code")
         record = self._by_code.get(code)
         if record is None:
-            raise UnknownWord(f"request {code}")
+            raise UnknownValue(f"request {code}")
         return record
 
     def _read(self, value: Any) -> Any:
@@ -254,41 +254,41 @@ class UnionKind(_Kind):
                 return kind.read(value)
             except _WrongType:
                 continue
-        raise _WrongType(f"{shown(value)} is of none of the allowed types")
+        raise _WrongType(f"{brief(value)} is of none of the allowed types")
 
     def read_in_steps(self, value: Any) -> Steps[Any]:
         """Do the same as `read`, with the pauses of the records in the union."""
         if self._by_code and isinstance(value, _ARRAYS):
-            record = self._by_code.get(None) or self._record(value)
+            record = self._by_code.get(None) or self._record_of(value)
             return (yield from record.read_in_steps(value))
         return self._read(value)
 
 
-class _Shape:
+class _RecordFields:
     """The fields of a kind of record, built from its class at first use."""
 
     def __init__(self, record: Any) -> None:
         self._record = record
         self._length = len(record.fields) + (record.code is not None)
         checks = hasattr(record, "field_error")
-        self._make: Callable[[Any], Any] = self._checked if checks else functools.partial(_new, record)
+        self._make: Callable[[Any], Any] = self._make_checked if checks else functools.partial(_new, record)
         # Maps the types of all fields to the function that makes such a record: one lookup per record is fast.
         self._makers: dict[tuple[type, ...], Callable[[Any], Any]] = {}
 
     @functools.cached_property
-    def _fields(self) -> list[tuple[str, _Kind]]:
+    def _fields(self) -> list[tuple[str, _FieldKind]]:
         types_ = get_type_hints(self._record, include_extras=True)
         names = self._record.fields if self._record.code is None else ("code", *self._record.fields)
         return [(name, _kind_of(types_.get(name, int))) for name in names]
 
     def read(self, values: Any) -> Any:
         if not isinstance(values, _ARRAYS):
-            raise _WrongType(f"{shown(values)} stands where {self._record.__name__} belongs")
+            raise _WrongType(f"{brief(values)} stands where {self._record.__name__} belongs")
         types_ = tuple(map(type, values))
-        make = self._makers.get(types_) or self._maker(types_)
+        make = self._makers.get(types_) or self._choose_maker(types_)
         return make(values)
 
-    def _maker(self, types_: tuple[type, ...]) -> Callable[[Any], Any]:
+    def _choose_maker(self, types_: tuple[type, ...]) -> Callable[[Any], Any]:
         fields = enumerate(zip(self._fields, types_, strict=False))
         in_need = [(at, kind.reader_of(type_)) for at, ((_, kind), type_) in fields if type_ not in kind.plain]
         is_plain = not in_need and len(types_) == self._length
@@ -323,14 +323,14 @@ class _Shape:
             values += [self._record.defaults[name] for name in missing]
         return self._make(values[: self._length])
 
-    def _checked(self, values: Any) -> Any:
+    def _make_checked(self, values: Any) -> Any:
         made = _new(self._record, values)
         if (why := made.field_error()) is not None:
             raise Unfit(f"{self._record.__name__} {why}")
         return made
 
     def _field_error(self, name: str, value: Any) -> Unfit:
-        given = f"[{', '.join(map(shown, value[:4]))}]" if isinstance(value, _ARRAYS) else shown(value)
+        given = f"[{', '.join(map(brief, value[:4]))}]" if isinstance(value, _ARRAYS) else brief(value)
         return Unfit(f"{self._record.__name__} cannot have {name}={given}")
 
 
@@ -353,7 +353,7 @@ class RecordType(type):
         values = "".join(f"{each}, " for each in (fields if code is None else (code, *fields)))
         # `eval` makes a function as fast as a written one; the names are from this package's sources.
         made.__new__ = eval(f"lambda cls{taken}: new(cls, ({values}))", {"new": _new, "defaults": made.defaults})  # noqa: S307
-        shape = _Shape(made)
+        shape = _RecordFields(made)
         made.read, made.read_in_steps = shape.read, shape.read_in_steps
         return cast("RecordType", made)
 

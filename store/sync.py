@@ -96,7 +96,7 @@ class Serving(contextlib.AbstractContextManager["Server"]):
             self._thread.stop()
             raise
 
-    def beside(self, context: contextlib.AbstractAsyncContextManager[T]) -> contextlib.AbstractContextManager[T]:
+    def enter_in_loop(self, context: contextlib.AbstractAsyncContextManager[T]) -> contextlib.AbstractContextManager[T]:
         """Return a context that is entered in the server's thread; leave the context before the server ends."""
         return HeldContext(self._thread, context)
 

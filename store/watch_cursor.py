@@ -17,11 +17,11 @@ class WatchCursor:
         self._seen_any = False
 
     @property
-    def resumable(self) -> bool:
+    def is_resumable(self) -> bool:
         """True if nothing is lost by closing the watch now and opening it again later."""
         return self._next is not None
 
-    def opening(self) -> tuple[Watch, Event | None]:
+    def opening_request(self) -> tuple[Watch, Event | None]:
         """Return the request that opens the watch now, and its reader's first event, if any."""
         if self._next is not None:
             return Watch(prefix=self._prefix, start_revision=self._next), None
@@ -29,12 +29,12 @@ class WatchCursor:
         self._seen_any = False
         return Watch(prefix=self._prefix, snapshot=self._snapshot), reset
 
-    def opened(self, revision: int) -> None:
+    def note_opened(self, revision: int) -> None:
         """Note that the server has opened the watch, and will send every change after `revision`."""
         if self._next is None and not self._snapshot:
             self._next = revision + 1
 
-    def delivered(self, events: tuple[Event, ...]) -> None:
+    def note_delivered(self, events: tuple[Event, ...]) -> None:
         """Note that these events have arrived."""
         last = events[-1]
         self._seen_any = last.kind != "reset"
@@ -46,7 +46,7 @@ class WatchCursor:
         if self._next is not None:
             self._next = max(self._next, revision + 1)
 
-    def compacted(self) -> bool:
+    def note_compacted(self) -> bool:
         """Note that the changes to resume from are lost; return True if a `reset` and a new snapshot follow."""
         self._next = None
         return self._snapshot

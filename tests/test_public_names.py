@@ -104,8 +104,9 @@ ONE_TWIN_ONLY = {
     "SharedStore": "close keys_max blocking end_calls reopened",  # `keys_max` is for PyTorch's clones
     "Client": (
         "aclose close interrupt connected durable lease_ttl_max "  # a blocking client connects at its first call
-        "abandon ask send_ping is_pending limit_pauses notify check_usable ends fail fail_over failure last_problem "
-        "set_writable met on_connection received observed_address server notify_connection tells_causes end_waits"
+        "abandon_request start_request send_ping is_pending cap_retry_pauses send_and_forget check_usable "
+        "end_addresses fail fail_over failure last_problem set_writable has_met_store on_connection_change "
+        "handle_bytes observed_address server notify_connection_change tells_causes end_waits"
     ),
     "Watch": "close",  # from another thread; the awaited twin's task is cancelled
 }

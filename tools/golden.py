@@ -109,7 +109,7 @@ def _frames() -> list[bytes]:
     frames += [wire.encode_response(number, response) for number, response in enumerate(RESPONSES, 1)]
     shared = b"".join(wire.encode_in_chunks(RESPONSES[2]))
     events = wire.encode_events(EVENTS)
-    frames += [wire.events_head(9, len(events)) + events, wire.content_head(9, len(shared)) + shared]
+    frames += [wire.events_head(9, len(events)) + events, wire.response_head(9, len(shared)) + shared]
     return frames
 
 

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from rdzv.core.absent import Missing
 from rdzv.core.history import Chapter, History, Incident
-from rdzv.core.live.changes import message, summary_of, without_ages, without_jitter
+from rdzv.core.live.changes import server_sent_event, summary_of, without_ages, without_jitter
 from rdzv.core.report import RunStatus, account, report
 from rdzv.core.round import Participant
 from rdzv.core.state import Ban, Closed, Phase
@@ -313,7 +313,7 @@ class Played:
             full, cost = report(status), account(run_id, history, now=status.now, waited=status.waited)
             if run_id == chosen:
                 happened = sum(1 + len(one.incidents) for one in history.chapters)
-                told = without_ages(full) | {"happened": happened, "cost": cost.plain()}
+                told = without_ages(full) | {"happened": happened, "cost": cost.as_json()}
                 shown = without_jitter((before or {}).get("run") or {}, told)
             runs.append(summary_of(full, cost, history.chapters, status.now) | {"steps": None})
         return {"now": time.time(), "store": "4591aeef2467c5a2", "chosen": chosen, "runs": runs, "run": shown}
@@ -333,7 +333,7 @@ class Played:
             return web.json_response(timeline(run_id, history, now=status.now))
         return web.json_response(as_json(run_id, history, account(run_id, history, now=status.now)))
 
-    async def _events(self, request: web.Request) -> web.StreamResponse:
+    async def _stream_events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         with contextlib.suppress(ConnectionError):
             await response.prepare(request)
@@ -341,7 +341,7 @@ class Played:
             while True:
                 if not self.is_silent:
                     now = self.state(request.query.get("run", ""), before)
-                    await response.write(message(before, now))
+                    await response.write(server_sent_event(before, now))
                     before = now
                 await anyio.sleep(1.0)
         return response
@@ -355,7 +355,7 @@ async def play(listed: tuple[str, ...] = (), *, port: int = 0) -> AsyncIterator[
     application.add_routes(
         [
             web.get("/", played._show),
-            web.get("/api/events", played._events),
+            web.get("/api/events", played._stream_events),
             web.get("/api/runs/{run}/{what}", played._happened),
         ]
     )

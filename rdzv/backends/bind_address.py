@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from rdzv.errors import RendezvousConnectionError
 from store.limits import is_loopback
-from store.net.dialing import lack_here
-from store.printable import escaping, first_of
+from store.net.dialing import shortage_here
+from store.printable import abbreviate, escape_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 ANSWERS_WITHIN: Final = 3.0  # seconds
 NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
@@ -47,7 +47,7 @@ class PortTakenError(RendezvousConnectionError):
     """Another process on this machine listens at the port."""
 
 
-class CannotAskError(RendezvousConnectionError):
+class CannotProbeError(RendezvousConnectionError):
     """This machine lacks ports or files to ask which addresses accept, perhaps not for long."""
 
 
@@ -71,10 +71,10 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     if no address is this machine's, unless `insist` and `may_be_open`; EADDRINUSE if a process listens there already;
     others if the check lacks resources.
     """
-    ours, others = split_addresses(host, port)
+    ours, others = split_own_addresses(host, port)
     if not ours and not insist:
         raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
-    with contextlib.suppress(CannotAskError):  # the attempt to listen will fail, too
+    with contextlib.suppress(CannotProbeError):  # the attempt to listen will fail, too
         if accepting_targets(ours):
             raise OSError(errno.EADDRINUSE, "the port is already in use")
     if not ours and not may_be_open:
@@ -105,7 +105,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     return BindAddress(str(ours[0][1][0]), foreign)
 
 
-def split_addresses(host: str, port: int) -> tuple[list[Target], list[Target]]:
+def split_own_addresses(host: str, port: int) -> tuple[list[Target], list[Target]]:
     """Return the host's addresses that this machine can bind, and its other addresses except loopback."""
     found = _resolve(host, port)
     ours = [target for target in found if _can_be_bound(target)]
@@ -138,29 +138,29 @@ def accepting_targets(targets: Sequence[Target], *, listen_on: int | None = None
 
     With `listen_on`, listen at that port, and return only the targets whose connections arrive here, with a
     random token. If a client of the store connects during this check, it is disconnected, and retries. Raise
-    `CannotAskError` if this machine lacks resources, as that says nothing about a target.
+    `CannotProbeError` if this machine lacks resources, as that says nothing about a target.
     """
     word, reached = secrets.token_bytes(TOKEN_BYTES), set[int]()
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
 
-        def watch(sock: socket.socket, event: int, what: object) -> None:
+        def register_socket(sock: socket.socket, event: int, what: object) -> None:
             sock.setblocking(False)
             selector.register(stack.enter_context(sock), event, what)
 
         for family in {family for family, _ in targets} if listen_on is not None else ():
             listener = socket.create_server(("", listen_on), family=family, backlog=len(targets) + 8)
-            watch(listener, selectors.EVENT_READ, "listener")
+            register_socket(listener, selectors.EVENT_READ, "listener")
         dialled = set[int]()
         for number, (family, address) in enumerate(targets):
             try:
                 sock = socket.socket(family, socket.SOCK_STREAM)
-                watch(sock, selectors.EVENT_WRITE, number)
+                register_socket(sock, selectors.EVENT_WRITE, number)
                 with contextlib.suppress(BlockingIOError):
                     sock.connect(address)
                 dialled.add(number)
             except OSError as error:  # no route, or an unknown family of addresses
-                _raise_if_lacking(error)
+                _raise_if_out_of_resources(error)
         until = time.monotonic() + ANSWERS_WITHIN
         while dialled and (left := until - time.monotonic()) > 0:
             for key, _ in selector.select(left):
@@ -168,13 +168,13 @@ def accepting_targets(targets: Sequence[Target], *, listen_on: int | None = None
                 sock = cast("socket.socket", key.fileobj)
                 if what == "listener":
                     try:
-                        watch(sock.accept()[0], selectors.EVENT_READ, "caller")
+                        register_socket(sock.accept()[0], selectors.EVENT_READ, "caller")
                     except OSError as error:  # the caller has disconnected
-                        _raise_if_lacking(error)
+                        _raise_if_out_of_resources(error)
                     continue
                 selector.unregister(sock)
                 if what == "caller":
-                    arrived = _target_of(word, sock)
+                    arrived = _identify_target(word, sock)
                     reached |= arrived & dialled
                     dialled -= arrived
                 elif sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -188,12 +188,12 @@ def accepting_targets(targets: Sequence[Target], *, listen_on: int | None = None
     return [targets[number] for number in sorted(reached)]
 
 
-def _raise_if_lacking(error: OSError) -> None:
-    if lack := lack_here(error):
-        raise CannotAskError(f"this machine cannot ask where the store is: {lack}") from error
+def _raise_if_out_of_resources(error: OSError) -> None:
+    if lack := shortage_here(error):
+        raise CannotProbeError(f"this machine cannot ask where the store is: {lack}") from error
 
 
-def _target_of(word: bytes, sock: socket.socket) -> set[int]:
+def _identify_target(word: bytes, sock: socket.socket) -> set[int]:
     """Return the number of the target whose connection this is; empty for a foreign connection."""
     with contextlib.suppress(OSError):
         got = sock.recv(TOKEN_BYTES + 2)
@@ -204,4 +204,4 @@ def _target_of(word: bytes, sock: socket.socket) -> set[int]:
 
 def list_hosts(targets: Sequence[Target]) -> str:
     """Return addresses without ports, in words."""
-    return first_of([str(address[0]) for _, address in targets], NAMED_MOST)
+    return abbreviate([str(address[0]) for _, address in targets], NAMED_MOST)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 import store.sync
 from rdzv.backends.credentials import Credentials, with_expected_nodes
 from rdzv.backends.host_queries import MultiHostDial, find_serving_host
-from rdzv.backends.hosting import CALL_TIMEOUT, Hosting
-from rdzv.backends.monitoring import metrics_server
+from rdzv.backends.hosting import CALL_TIMEOUT, OneHostStarter
+from rdzv.backends.monitoring import make_metrics_starter
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.backends.succession import HostSuccession
 from rdzv.config.settings import Settings, parse
@@ -28,7 +28,7 @@ from rdzv.node.link.node_loop import NodeThread
 from rdzv.node.node import Node
 from store import Client, StoreError
 from store.net.address import Address
-from store.net.dialing import TcpDial
+from store.net.dialing import TcpDialer
 
 if TYPE_CHECKING:
     import contextlib
@@ -114,10 +114,10 @@ def create_handler(url: str, overrides: Mapping[str, Any], *, blocking: bool = F
 
 def create_tcp(parameters: RendezvousParameters) -> Handler:
     """Return a handler over a TCP store."""
-    return tcp_handler(parse(parameters.url, parameters.overrides, os.environ))
+    return handler_from_settings(parse(parameters.url, parameters.overrides, os.environ))
 
 
-def tcp_handler(settings: Settings) -> Handler:
+def handler_from_settings(settings: Settings) -> Handler:
     """Return a handler over a TCP store, which this process may host."""
     way = _TcpConnector(with_expected_nodes(settings))
     return Handler(way.node, open_store=way.client, open_blocking_store=way.blocking_client)
@@ -126,24 +126,24 @@ def tcp_handler(settings: Settings) -> Handler:
 def client_of(settings: Settings, credentials: Credentials, **options: Any) -> ClientToEnter:
     """Return an unconnected client of the settings' store; `options` are further arguments of its class."""
     if settings.endpoint.info.family == "tcp":
-        return _tcp_client(_dial(settings, credentials), settings, credentials, **options)
+        return _tcp_client(_make_dial(settings, credentials), settings, credentials, **options)
     from store.etcd import client as etcd
 
     return etcd.Client(**_etcd_options(settings, credentials), **options)
 
 
-def _dial(settings: Settings, credentials: Credentials) -> TcpDial:
+def _make_dial(settings: Settings, credentials: Credentials) -> TcpDialer:
     if settings.endpoint.has_successors:
         return MultiHostDial(settings, credentials)
-    return TcpDial(_address(settings), credentials.client_tls(), renew=credentials.renew)
+    return TcpDialer(_store_address(settings), credentials.client_tls(), renew=credentials.renew)
 
 
-def _tcp_client(dial: TcpDial, settings: Settings, credentials: Credentials, **options: Any) -> Client:
-    name = settings.endpoint.url if settings.endpoint.has_successors else str(_address(settings))
+def _tcp_client(dial: TcpDialer, settings: Settings, credentials: Credentials, **options: Any) -> Client:
+    name = settings.endpoint.url if settings.endpoint.has_successors else str(_store_address(settings))
     return Client(dial, name=name, token=lambda: credentials.token, **options)
 
 
-def _address(settings: Settings) -> Address:
+def _store_address(settings: Settings) -> Address:
     ((host, port),) = settings.endpoint.hosts
     return Address(host=host, port=port, secure=settings.uses_tls)
 
@@ -171,9 +171,9 @@ class _TcpConnector:
         self._rng = random.Random(secrets.randbits(64))  # without a seed `Random` reads 2.5 kB of entropy
         self.node: Node = Node(settings, loop=NodeThread(), open_store=lambda: self, rng=self._rng)
         self.node.store_settings = self._settings_of_host
-        self._begin_metrics = metrics_server(self.node, settings, self._credentials)
-        self._dial = _dial(self._settings, self._credentials)
-        self._hosting: Hosting | HostSuccession | None = None
+        self._begin_metrics = make_metrics_starter(self.node, settings, self._credentials)
+        self._dial = _make_dial(self._settings, self._credentials)
+        self._hosting: OneHostStarter | HostSuccession | None = None
         self._of_node: ClientToEnter | None = None
 
     def _settings_of_host(self) -> Settings:
@@ -193,7 +193,7 @@ class _TcpConnector:
         if isinstance(self._dial, MultiHostDial) and self._dial.found is None:
             find_serving_host(self._dial, within=CALL_TIMEOUT)
         return store.sync.Client(
-            _address(self._settings_of_host()),
+            _store_address(self._settings_of_host()),
             token=lambda: credentials.token,
             tls=credentials.client_tls(),
             renew=credentials.renew,
@@ -207,7 +207,7 @@ class _TcpConnector:
             await self._host_if_needed()
         times = {"timeout": CALL_TIMEOUT, "connect_timeout": settings.join_timeout, "timeout_name": "join_timeout"}
         client = _tcp_client(self._dial, settings, self._credentials, rng=self._rng, **times)
-        client.on_connection(self._note_connection)
+        client.on_connection_change(self._note_connection)
         # Start a hosted store outside of the limit below: nodes that count for the limit may wait for that store.
         try:
             async with self.node.loop.limit_concurrency():
@@ -234,14 +234,14 @@ class _TcpConnector:
     async def _host_if_needed(self) -> None:
         if self._hosting is None:
             # Decide only at the first connection whether to host a store: a live run must not get a second one.
-            kind = HostSuccession if self._settings.endpoint.has_successors else Hosting
+            kind = HostSuccession if self._settings.endpoint.has_successors else OneHostStarter
             self._hosting = hosting = kind(self._settings, self._credentials, self.client, self._rng)
             self.node.on_close(hosting.aclose)
             if isinstance(hosting, HostSuccession):
                 self.node.on_lease_lost(hosting.resume)
                 hosting.may_host = self.node.may_host
             self.node.hosts_store = lambda: hosting.is_hosting
-        elif self.node.handed_on and isinstance(self._hosting, Hosting):
+        elif self.node.handed_on and isinstance(self._hosting, OneHostStarter):
             await self._hosting.begin_again()
         await self._hosting.begin()
 
@@ -267,12 +267,12 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
     def open_store(**more: Any) -> ClientToEnter:
         return client_of(settings, credentials, shared_as=shared_as, timeout=CALL_TIMEOUT, **more)
 
-    def open_for_node() -> ClientToEnter:
+    def open_node_client() -> ClientToEnter:
         begin_metrics()
         return open_store(connect_timeout=settings.join_timeout, timeout_name="join_timeout")
 
-    node = Node(settings, loop=NodeThread(), open_store=open_for_node)
-    begin_metrics = metrics_server(node, settings, credentials)
+    node = Node(settings, loop=NodeThread(), open_store=open_node_client)
+    begin_metrics = make_metrics_starter(node, settings, credentials)
     return Handler(
         node, open_store=open_store, open_blocking_store=lambda: etcd_sync.Client(timeout=CALL_TIMEOUT, **cluster)
     )

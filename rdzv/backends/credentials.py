@@ -55,10 +55,10 @@ class Credentials:
         """Return the context for TLS to the store; None for the system's default or no TLS."""
         settings = self._settings
         if settings.tls is None and settings.uses_tls and (settings.ca or settings.cert) and self._client_tls is None:
-            self._client_tls = self._load()
+            self._client_tls = self._load_client_context()
         return settings.tls or self._client_tls
 
-    def _load(self) -> ssl.SSLContext:
+    def _load_client_context(self) -> ssl.SSLContext:
         try:
             return client_context(self._settings.ca, self._settings.cert, self._settings.key)
         except OSError as error:
@@ -70,9 +70,9 @@ class Credentials:
         if found != self._seen:
             try:
                 token = self.read_token() if found[:1] != self._seen[:1] else self.token
-                tls = self._load() if self._client_tls is not None else None
+                tls = self._load_client_context() if self._client_tls is not None else None
                 cert = self._settings.cert if self._server_tls is not None else None
-                server_tls = None if cert is None else self._load_served(cert)
+                server_tls = None if cert is None else self._load_server_context(cert)
             except RendezvousSettingsError as error:
                 log.warning("%s; new connections use the files as last read", error)
                 token, tls, server_tls = self.token, self._client_tls, self._server_tls
@@ -89,7 +89,7 @@ class Credentials:
                 if fresh and self._seen and not found:  # a just changed token may be half written
                     found.append(self._seen[0])
                 else:
-                    found.append(None if path is None else _read("", path))
+                    found.append(None if path is None else _read_file("", path))
             except (OSError, RendezvousSettingsError):
                 found.append(None)
         return found
@@ -97,12 +97,12 @@ class Credentials:
     def server_token(self, *, renews: bool = False) -> Secret:
         """Return a function for the server's token, None without one; with `renews`, each call reads the file again."""
 
-        def current() -> bytes | None:
+        def current_token() -> bytes | None:
             if renews and self._settings.token_file is not None:
                 self._renew()
             return self.token
 
-        return None if self.token is None else current
+        return None if self.token is None else current_token
 
     def read_token(self) -> bytes | None:
         """Return the token in its file, or the given one."""
@@ -118,17 +118,17 @@ class Credentials:
         settings = self._settings
         if settings.cert is None or not settings.uses_tls or settings.endpoint.info.family != "tcp":
             return None
-        context = self._server_tls = self._load_served(settings.cert)
+        context = self._server_tls = self._load_server_context(settings.cert)
 
-        def choose(connection: Any, *_: object) -> None:
+        def choose_context(connection: Any, *_: object) -> None:
             if renews:
                 self._renew()
             connection.context = self._server_tls
 
-        context.sni_callback = choose  # OpenSSL calls `choose` also if the client names no server
+        context.sni_callback = choose_context  # OpenSSL calls `choose` also if the client names no server
         return context
 
-    def _load_served(self, cert: str) -> ssl.SSLContext:
+    def _load_server_context(self, cert: str) -> ssl.SSLContext:
         settings, context = self._settings, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(cert, settings.key)
@@ -147,7 +147,7 @@ class _FullPath(str):
     given: str
 
     @classmethod
-    def of(cls, path: str) -> _FullPath:
+    def from_given(cls, path: str) -> _FullPath:
         full = cls(os.path.abspath(path))  # `abspath` keeps symbolic links, by which a mounted secret is renewed
         full.given = path
         return full
@@ -159,12 +159,12 @@ class _FullPath(str):
 def with_expected_nodes(settings: Settings) -> Settings:
     """Return the settings with the names in `expected_file`, and with full paths: the program may `chdir`."""
     given = {name: path for name in PATHS if (path := getattr(settings, name)) is not None}
-    full: dict[str, Any] = {name: _FullPath.of(path) for name, path in given.items()}
+    full: dict[str, Any] = {name: _FullPath.from_given(path) for name, path in given.items()}
     settings = replace(settings, **full)
     path = settings.expected_file
     if path is None:
         return settings
-    lines = _read(f"expected_file={path!r}", path).decode(errors="replace").splitlines()
+    lines = _read_file(f"expected_file={path!r}", path).decode(errors="replace").splitlines()
     listed = [name for line in lines if (name := line.partition("#")[0].strip())]
     try:
         return replace(settings, expected=(*settings.expected, *listed))
@@ -174,7 +174,7 @@ def with_expected_nodes(settings: Settings) -> Settings:
 
 def _read_secret(named: str, path: str, what: str = "the shared secret") -> bytes:
     """Return a file's content without surrounding white space; errors call the file `named`."""
-    secret = _read(named, path).strip()
+    secret = _read_file(named, path).strip()
     if not secret:
         raise RendezvousSettingsError(f"{named} is empty; write {what} into it")
     if os.stat(path).st_mode & stat.S_IROTH:
@@ -187,7 +187,7 @@ def _warn_that_others_can_read(named: str) -> None:
     log.warning("every user of this machine can read %s; chmod o-r takes that away", named)
 
 
-def _read(named: str, path: str) -> bytes:
+def _read_file(named: str, path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()

@@ -19,13 +19,13 @@ from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, Rend
 from store.errors import ProtocolError
 from store.limits import is_loopback
 from store.net.address import Address, host_and_port
-from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDial, describe, exhausted_limit, renewed
+from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDialer, describe, exhausted_limit, renewed_tls
 from store.net.racing import Addresses
-from store.net.sockets import lack_of_ports
+from store.net.sockets import port_shortage
 from store.net.tasks import run_together
 from store.net.threads import LoopThread
 from store.protocol.frames import frame
-from store.protocol.wire import CANDIDATE, ENDED, HANDSHAKE_BYTES_MAX, Greeting, Rejection, decode_opening
+from store.protocol.wire import CANDIDATE, ENDED, HANDSHAKE_BYTES_MAX, Greeting, Rejection, decode_handshake
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -61,7 +61,12 @@ class Host:
         return host_and_port(self.address.host, self.address.port)
 
     async def ask(
-        self, tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN, own: str = "", word: HostLost | None = None
+        self,
+        tls: ssl.SSLContext | None,
+        *,
+        within: float = ANSWERS_WITHIN,
+        own: str = "",
+        word: LostReport | None = None,
     ) -> Reply:
         """Ask each address of the host's name, until one serves; the host refuses only if all addresses refuse.
 
@@ -82,7 +87,7 @@ class Host:
             await _until_one_serves(replies, [partial(self._ask_at, one, tls, own, word) for one in found])
         return min(replies, default=Reply(Answer.SILENT), key=lambda it: PRECEDENCE.get(it.answer, len(PRECEDENCE)))
 
-    async def _ask_at(self, resolved: Resolved, tls: ssl.SSLContext | None, own: str, word: HostLost | None) -> Reply:
+    async def _ask_at(self, resolved: Resolved, tls: ssl.SSLContext | None, own: str, word: LostReport | None) -> Reply:
         """Connect to one address, and read the first message."""
         family, kind, protocol, _, address = resolved
         sock, writer = None, None
@@ -95,7 +100,7 @@ class Host:
                 raise OSError(error.errno, f"{address[0]}: {os.strerror(error.errno or 0)}") from None
             name = self.address.host if tls is not None else None
             reader, writer = await asyncio.open_connection(sock=sock, ssl=tls, server_hostname=name)
-            asked = _parse_reply(decode_opening(await read_frame(reader), Greeting))
+            asked = _parse_reply(decode_handshake(await read_frame(reader), Greeting))
             if word is not None and asked.answer is Answer.CANDIDATE:
                 writer.write(frame(word.message_for(asked.name)))
                 await read_frame(reader)
@@ -105,19 +110,19 @@ class Host:
         except (OSError, EOFError, ProtocolError) as error:
             # A missing loopback address (::1 without IPv6) counts as refusing: no process can listen there.
             is_nowhere = getattr(error, "errno", None) in NO_SUCH_ADDRESS and is_loopback(str(address[0]))
-            return Reply(Answer.REFUSED) if is_nowhere and not lack_of_ports() else Reply(Answer.SILENT, error=error)
+            return Reply(Answer.REFUSED) if is_nowhere and not port_shortage() else Reply(Answer.SILENT, error=error)
         finally:
             if writer is not None:
                 writer.transport.abort()
             elif sock is not None:
                 sock.close()
 
-    async def send_word(self, word: HostLost, tls: ssl.SSLContext | None) -> bool:
+    async def send_lost_report(self, word: LostReport, tls: ssl.SSLContext | None) -> bool:
         """Send an operator's word to the candidate at this host; return True if it was accepted."""
         return (await self.ask(tls, word=word)).answer is Answer.CANDIDATE
 
 
-class HostLost(NamedTuple):
+class LostReport(NamedTuple):
     """An operator's word that a host is lost, authenticated by the token."""
 
     host: str
@@ -179,7 +184,7 @@ def explain_answers(hosts: Sequence[Host], found: Sequence[Reply]) -> str:
     return f"{named} does not answer{wait}; it may be at work. If it is off: rdzv lost URL {silent[0][0]}"
 
 
-class MultiHostDial(TcpDial):
+class MultiHostDial(TcpDialer):
     """A client's connections to the one of several hosts that serves the store."""
 
     def __init__(self, settings: Settings, credentials: Credentials) -> None:
@@ -189,7 +194,7 @@ class MultiHostDial(TcpDial):
         self.found: Host | None = None  # the host that served last
         self._within = ANSWERS_WITHIN
 
-    async def choose(self, context: ssl.SSLContext | None) -> None:
+    async def choose_addresses(self, context: ssl.SSLContext | None) -> None:
         """Find the host that serves; else raise ConnectionRefusedError if all refuse or have ended, or an OSError."""
         began = time.monotonic()
         found = await ask_all(self.hosts, context, within=self._within)
@@ -210,12 +215,12 @@ class MultiHostDial(TcpDial):
 def find_serving_host(dial: MultiHostDial, *, within: float) -> None:
     """Find the host that serves; raise RendezvousConnectionError if none does within these seconds."""
 
-    async def find() -> str:
+    async def ask_until_found() -> str:
         problem = NEVER_ANSWERED
         with anyio.move_on_after(within):
             while dial.found is None:
                 try:
-                    await dial.choose(await renewed(dial.tls, dial.renew))
+                    await dial.choose_addresses(await renewed_tls(dial.tls, dial.renew))
                 except OSError as error:
                     problem = describe(error)
                     await anyio.sleep(ASK_AGAIN_AFTER)
@@ -223,7 +228,7 @@ def find_serving_host(dial: MultiHostDial, *, within: float) -> None:
 
     thread = LoopThread("find the store")
     try:
-        problem = thread.run(find()).wait()
+        problem = thread.run(ask_until_found()).wait()
     finally:
         thread.stop()
     if dial.found is None:
@@ -231,7 +236,7 @@ def find_serving_host(dial: MultiHostDial, *, within: float) -> None:
         raise RendezvousConnectionError(f"none of {hosts} serves a store within {within:g} s: {problem}")
 
 
-async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict[str, Reply]:
+async def ask_hosts_for_answers(settings: Settings, credentials: Credentials) -> dict[str, Reply]:
     """Return the reply of each host; empty if the URL has only one."""
     if not settings.endpoint.has_successors:
         return {}
@@ -240,7 +245,7 @@ async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict
     return {str(host): asked for host, asked in zip(dial.hosts, found, strict=True)}
 
 
-async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> str:
+async def report_host_lost(settings: Settings, credentials: Credentials, lost: str) -> str:
     """Tell all candidates that a host is lost; return the result in words, or raise a `RendezvousError`."""
     dial = MultiHostDial(settings, credentials)
     hosts, tls = dial.hosts, dial.tls
@@ -251,14 +256,14 @@ async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> 
         raise RendezvousSettingsError(
             f"{lost[:80]!r} is not one of the several hosts of {settings.endpoint.url}; write one as it is there"
         )
-    answers = {host: asked.answer for host, asked in (await answers_of_hosts(settings, credentials)).items()}
+    answers = {host: asked.answer for host, asked in (await ask_hosts_for_answers(settings, credentials)).items()}
     serving = [host for host, one in answers.items() if one is Answer.SERVES]
-    answer, word = answers[str(meant[0])], HostLost(str(meant[0]), credentials.token)
+    answer, word = answers[str(meant[0])], LostReport(str(meant[0]), credentials.token)
     if serving and answer is not Answer.SERVES:
         raise RendezvousStateError(f"{serving[0]} serves the store: nothing waits for {lost}")
     if answer is not Answer.SILENT:
         raise RendezvousStateError(f"{lost} {answer.value}, so its machine is not lost")
-    told = [str(it) for it in hosts if answers[str(it)] is Answer.CANDIDATE and await it.send_word(word, tls)]
+    told = [str(it) for it in hosts if answers[str(it)] is Answer.CANDIDATE and await it.send_lost_report(word, tls)]
     if not told:
         raise RendezvousStateError(
             f"no process on another host of {settings.endpoint.url} waits for {lost}, or it did not take this word: "

@@ -26,7 +26,7 @@ import anyio.to_thread
 from rdzv.backends.bind_address import (
     LET_ONE_HOST,
     BindAddress,
-    CannotAskError,
+    CannotProbeError,
     HostedElsewhereError,
     NotResolvedError,
     PortTakenError,
@@ -44,7 +44,7 @@ from store import StoreError, StoreUsageError
 from store.net.address import host_and_port
 from store.net.dialing import exhausted_limit
 from store.net.threads import in_thread
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     import random
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     OpenClient = Callable[[float], contextlib.AbstractAsyncContextManager[Store]]  # the seconds to connect
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 SAY_TAKEN_AFTER: Final = 1.0  # seconds that the port is taken before a warning; a starting store answers sooner
 TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds between attempts, at random; short, as all nodes wait for the host
@@ -112,7 +112,7 @@ class HostedStore:
         except StoreError as error:  # do not hand over: nodes could meet here and at the next host
             log.warning("the store at %s ends at once, as it cannot say so to its nodes: %s", self.server.url, error)
             return
-        self.server.end_when_alone.hand_over()
+        self.server.end_when_alone.reject_new_clients()
         await self._wait_until_alone(self._linger)
 
     async def _wait_for_others(self, open_client: OpenClient) -> None:
@@ -189,12 +189,12 @@ class StoreStarter(ABC):
         self.problem: str = ""  # why no store starts here, or no host serves; empty if unknown
 
     @abstractmethod
-    async def _run(self) -> HostedStore | None:
+    async def _start_or_find_store(self) -> HostedStore | None:
         """Return the store once started; None if another was found, or this process need not start one."""
 
-    async def _attempts(self) -> HostedStore | None:
+    async def _attempt_and_log(self) -> HostedStore | None:
         try:
-            return await self._run()
+            return await self._start_or_find_store()
         except RendezvousError as error:
             if not self._asked.is_set():
                 raise
@@ -220,14 +220,14 @@ class StoreStarter(ABC):
         if not self.is_hosting and (self._task is None or self._task.done()):
             self._asked.clear()
             name = f"find or host the store of run {self._settings.run_id}"
-            self._task = asyncio.create_task(self._attempts(), name=name)
+            self._task = asyncio.create_task(self._attempt_and_log(), name=name)
 
     def note_store_found(self) -> None:
         """Record that a store was found, so that this process starts none."""
         self._settled.set()
 
     @property
-    def _host(self) -> HostedStore | None:
+    def _hosted_store(self) -> HostedStore | None:
         task = self._task
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return None
@@ -236,21 +236,21 @@ class StoreStarter(ABC):
     @property
     def is_hosting(self) -> bool:
         """True if this process serves the store; thread-safe."""
-        return self._host is not None and not self._host.has_ended
+        return self._hosted_store is not None and not self._hosted_store.has_ended
 
     async def aclose(self) -> None:
         """End the attempts to find or start a store, or the hosted store."""
         self.note_store_found()
         if self._task is not None:
             await asyncio.wait([self._task])
-            if self._host is not None:
-                await self._host.aclose(self._open_client)
+            if self._hosted_store is not None:
+                await self._hosted_store.aclose(self._open_client)
 
 
-class Hosting(StoreStarter):
+class OneHostStarter(StoreStarter):
     """Decides whether this process starts the store at the URL's one host, when its node first looks for the store.
 
-    If the URL's name has no address yet, or if the port is taken, `Hosting` tries again until a store is found.
+    If the URL's name has no address yet, or if the port is taken, `OneHostStarter` tries again until a store is found.
     """
 
     async def begin(self) -> None:
@@ -265,7 +265,7 @@ class Hosting(StoreStarter):
             await asyncio.wait([self._task])
             self._task = None
 
-    async def _run(self) -> HostedStore | None:
+    async def _start_or_find_store(self) -> HostedStore | None:
         say_at = anyio.current_time() + SAY_TAKEN_AFTER
         while True:
             try:
@@ -296,7 +296,7 @@ class Hosting(StoreStarter):
         if not host.bound.indirect:
             try:
                 began_too = await in_thread(lambda: accepting_targets(host.bound.foreign)) if host.bound.foreign else []
-            except CannotAskError as error:
+            except CannotProbeError as error:
                 return error
             if began_too:
                 return HostedElsewhereError(f"another node has started a store at {url} at the same moment")
@@ -326,16 +326,16 @@ class Hosting(StoreStarter):
             return True
         # With `is_host=1`, a node waits for the port only if the store that holds it is shutting down.
         if isinstance(error, PortTakenError) and self._settings.is_host is True:
-            return await self._is_ending() or not await self._is_taken()
-        return isinstance(error, NotResolvedError | PortTakenError | CannotAskError)
+            return await self._is_store_ending() or not await self._is_port_taken()
+        return isinstance(error, NotResolvedError | PortTakenError | CannotProbeError)
 
-    async def _is_ending(self) -> bool:
+    async def _is_store_ending(self) -> bool:
         with contextlib.suppress(StoreError):
             async with self._open_client(MEETS_WITHIN) as client:
                 return await client.get(self._keys.ending) is not None
         return False
 
-    async def _is_taken(self) -> bool:
+    async def _is_port_taken(self) -> bool:
         ((host, port),) = self._settings.endpoint.hosts
         try:
             await in_thread(lambda: choose_bind_address(host, port, may_be_open=True, insist=True))
@@ -358,7 +358,7 @@ def host_if_needed(settings: Settings, credentials: Credentials) -> HostedStore 
         )
     try:
         bound = address_to_listen_on(settings, credentials, (host, port))
-        return serve_on(settings, credentials, bound, port)
+        return serve_store_on(settings, credentials, bound, port)
     except RendezvousError:  # some `RendezvousError`s are `OSError`s, too
         raise
     except OSError as error:
@@ -379,7 +379,7 @@ def address_to_listen_on(settings: Settings, credentials: Credentials, host: tup
     return bound
 
 
-def serve_on(
+def serve_store_on(
     settings: Settings, credentials: Credentials, bound: BindAddress, port: int, listeners: Sockets | None = None
 ) -> HostedStore:
     """Start the embedded store at an address, or on bound sockets; raise `OSError` if the address cannot be bound."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import store.sync
 from rdzv.errors import RendezvousSettingsError
 from store.net.tasks import cancel_and_wait
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from store import Server
     from store.net.sockets import Sockets
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 
 def http_module(name: str, parameter: str) -> Any:
@@ -34,7 +34,7 @@ def http_module(name: str, parameter: str) -> Any:
         raise RendezvousSettingsError(f"{parameter} needs {error.name}: pip install 'rdzv[http]'") from None
 
 
-def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
+def make_metrics_starter(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
     """Return a function, for the node's loop, that serves the process's metrics once, if `metrics_port` is set."""
     if settings.metrics_port is None or not settings.can_join:
         return lambda: None
@@ -46,12 +46,12 @@ def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> 
     serve = partial(serve_node, node, host, settings.metrics_port, token=token, tls=tls, insecure=insecure)
     tasks: list[asyncio.Task[None]] = []
 
-    def begin() -> None:
+    def start_metrics() -> None:
         if not tasks:
             tasks.append(asyncio.create_task(serve(), name=f"serve metrics of node {node.node_id}"))
             node.on_close(lambda: cancel_and_wait(*tasks))
 
-    return begin
+    return start_metrics
 
 
 def serve_embedded(
@@ -80,7 +80,7 @@ def serve_embedded(
     if app is not None:
         how = {"token": token, "tls": tls, "insecure": insecure, "prefix": settings.prefix}
         try:
-            page = store_serving.beside(app.serve(server, address, port_of_page, **how))
+            page = store_serving.enter_in_loop(app.serve(server, address, port_of_page, **how))
             url = serving.enter_context(page)
         except OSError as error:
             why = error.strerror or error

@@ -69,7 +69,7 @@ class RendezvousParameters:
         overrides: Mapping[str, Any] | None = None,
         **config: ParameterValue,
     ) -> None:
-        _check_name(backend)
+        _check_backend_name(backend)
         if min_nodes is not None and min_nodes < 1:
             refuse(f"min_nodes={min_nodes} must be at least 1; write for example min_nodes=2")
         if (min_nodes is None) != (max_nodes is None):
@@ -100,7 +100,7 @@ class RendezvousParameters:
         parts = split_url(url)
         given = {name: value for name, value in overrides.items() if value is not None}
         config = {**parts.parameters, **given}
-        min_nodes, max_nodes = (_take_count(config, name, given) for name in ("min_nodes", "max_nodes"))
+        min_nodes, max_nodes = (_pop_node_count(config, name, given) for name in ("min_nodes", "max_nodes"))
         return cls(
             parts.scheme,
             parts.authority,
@@ -133,7 +133,7 @@ _OWN_NAMES: Final = frozenset({"self", "backend", "endpoint", "run_id", "local_a
 """Arguments of `RendezvousParameters`: a URL's parameters with these names are left out of `config`."""
 
 
-def _take_count(config: dict[str, Any], name: str, given: Mapping[str, Any]) -> int | None:
+def _pop_node_count(config: dict[str, Any], name: str, given: Mapping[str, Any]) -> int | None:
     """Pop a node count from `config`; the parameter's name has precedence over its aliases."""
     names = [name, *PARAMETERS[name].aliases]
     for written in given.keys() & {*names}:
@@ -155,7 +155,7 @@ class RendezvousHandlerRegistry:
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
         """Register a creator; raise `RendezvousSettingsError` if the scheme is empty or has another creator."""
-        _check_name(backend)
+        _check_backend_name(backend)
         present = self._creators.setdefault(backend.lower(), creator)
         if present != creator:
             refuse(
@@ -167,7 +167,7 @@ class RendezvousHandlerRegistry:
         """Return a new handler; `RendezvousSettingsError` if its backend is unknown, broken, or returns no handler."""
         scheme = params.backend.lower()
         if scheme not in self._creators:
-            self.register(scheme, self._load(scheme))
+            self.register(scheme, self._load_creator(scheme))
         handler: object = self._creators[scheme](params)
         if not isinstance(handler, RendezvousHandler):
             refuse(
@@ -178,11 +178,11 @@ class RendezvousHandlerRegistry:
 
     def known(self) -> list[str]:
         """Return the registered schemes and those of installed packages, sorted."""
-        return sorted({*self._creators, *(found.name.lower() for found in _offered())})
+        return sorted({*self._creators, *(found.name.lower() for found in _installed_entry_points())})
 
-    def _load(self, scheme: str) -> RendezvousHandlerCreator:
+    def _load_creator(self, scheme: str) -> RendezvousHandlerCreator:
         # Count entry points by value: a directory twice on the path lists each one twice.
-        found = {point.value: point for point in _offered() if point.name.lower() == scheme}
+        found = {point.value: point for point in _installed_entry_points() if point.name.lower() == scheme}
         if not found:
             refuse(
                 f"there is no backend for the scheme {scheme!r}, only for {', '.join(self.known()) or 'none'}; use "
@@ -206,13 +206,13 @@ class RendezvousHandlerRegistry:
         return creator
 
 
-def _offered() -> EntryPoints:
+def _installed_entry_points() -> EntryPoints:
     from importlib.metadata import entry_points  # imported late, as this takes as long as importing rdzv
 
     return entry_points(group=ENTRY_POINT_GROUP)
 
 
-def _check_name(backend: str) -> None:
+def _check_backend_name(backend: str) -> None:
     if not backend:
         refuse("the backend's name is empty; give the scheme of its URLs")
 

@@ -29,7 +29,7 @@ from rdzv.display.standard_error import StandardErrorHandler
 from rdzv.errors import RendezvousSettingsError
 from store import Limits, StoreUsageError
 from store.net.dialing import exhausted_limit
-from store.net.sockets import bound_sockets, close_in_children, unregister
+from store.net.sockets import close_in_children, listen_on, unregister
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
@@ -59,7 +59,7 @@ class StoreProcess:
         self._stopped = self._closed = False
         self.has_ended: bool = False
         self._asking, (self._control, theirs) = threading.Lock(), socket.socketpair()
-        listeners = listeners or bound_sockets(address, port)
+        listeners = listeners or listen_on(address, port)
         close_in_children(self, self._control, theirs, *listeners)
         numbers = [sock.fileno() for sock in (theirs, *listeners)]
         path = list(dict.fromkeys((*IMPORTED_FROM, *sys.path)))
@@ -97,8 +97,8 @@ class StoreProcess:
         self.url: str = told["url"]
         self.store_id: str = told["store_id"]
 
-    def hand_over(self) -> None:
-        """See `EndWhenAlone.hand_over`."""
+    def reject_new_clients(self) -> None:
+        """See `EndWhenAlone.reject_new_clients`."""
         self._ask(HAND_OVER)
 
     @property
@@ -180,7 +180,7 @@ def main(numbers: list[int]) -> None:
         end = server.end_when_alone
         for within in map(json.loads, lines):
             if within == HAND_OVER:
-                end.hand_over()
+                end.reject_new_clients()
             alone = isinstance(within, float) and end.wait_until_alone(within)
             _send(lines, {"alone": alone, "connections": server.connections})
         end.stop_waiting()

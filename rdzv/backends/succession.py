@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.backends.bind_address import CannotAskError, NotResolvedError, PortTakenError
-from rdzv.backends.host_queries import HostLost, MultiHostDial, ask_all, explain_answers, read_frame
-from rdzv.backends.hosting import HostedStore, StoreStarter, address_to_listen_on, serve_on
+from rdzv.backends.bind_address import CannotProbeError, NotResolvedError, PortTakenError
+from rdzv.backends.host_queries import LostReport, MultiHostDial, ask_all, explain_answers, read_frame
+from rdzv.backends.hosting import HostedStore, StoreStarter, address_to_listen_on, serve_store_on
 from rdzv.core.hosts.succession import Answer, Candidacy
 from rdzv.errors import RendezvousConnectionError, RendezvousError
 from store import ProtocolError
 from store.net.dialing import describe
-from store.net.sockets import bound_sockets, close_in_children, unregister
+from store.net.sockets import close_in_children, listen_on, unregister
 from store.net.threads import in_thread
-from store.printable import escaping
+from store.printable import escape_arguments
 from store.protocol.wire import CANDIDATE, Rejection, encode_rejection
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rdzv.backends.hosting import OpenClient
     from rdzv.config.settings import Settings
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 ASK_EVERY: Final = (0.02, 0.06)  # seconds between questions, at random; short, as all nodes wait for the host
 PAUSE_SHARE: Final = 0.05  # pauses grow to this share of the time without a store, as thousands of nodes may ask
@@ -69,11 +69,11 @@ class HostSuccession(StoreStarter):
         self._since = -math.inf  # when this process began to look for a store
         self._said = (-math.inf, "")  # when the last warning was logged, and why no host served
 
-    async def _run(self) -> HostedStore | None:
+    async def _start_or_find_store(self) -> HostedStore | None:
         self._since = anyio.current_time()
         try:
             while True:
-                found = await ask_all(self._hosts, self._tls(), within=ANSWERS_WITHIN)
+                found = await ask_all(self._hosts, self._tls_context(), within=ANSWERS_WITHIN)
                 answers = [asked.answer for asked in found]
                 if Answer.SERVES in answers:  # ask again if this node is not connected soon: that host may have died
                     self._asked.set()
@@ -81,7 +81,7 @@ class HostSuccession(StoreStarter):
                         await self._settled.wait()
                     self._since = anyio.current_time()
                 else:
-                    place = await self._own_place(answers) if self._may_host_now() else None
+                    place = await self._find_own_place(answers) if self._may_host_now() else None
                     if place is not None and (host := await self._run_as_candidate(*place)) is not None:
                         return host
                     await self._pause(self._hosts, found, self._since)
@@ -109,25 +109,25 @@ class HostSuccession(StoreStarter):
         with anyio.move_on_after(self._rng.uniform(*ASK_EVERY) * longer):
             await self._settled.wait()
 
-    def _tls(self) -> ssl.SSLContext | None:
+    def _tls_context(self) -> ssl.SSLContext | None:
         return self._credentials.client_tls() or self._first_tls if self._settings.uses_tls else None
 
-    async def _own_place(self, answers: Sequence[Answer]) -> tuple[int, BindAddress] | None:
+    async def _find_own_place(self, answers: Sequence[Answer]) -> tuple[int, BindAddress] | None:
         """Return the index and address of the first refusing host that is here; None if a candidate precedes it."""
         for place, answer in enumerate(answers):
             if answer is Answer.CANDIDATE:
                 return None
-            if answer is Answer.REFUSED and (bound := await in_thread(partial(self._address_here, place))) is not None:
+            if answer is Answer.REFUSED and (bound := await in_thread(partial(self._bind_address, place))) is not None:
                 return place, bound
         return None
 
-    def _address_here(self, place: int) -> BindAddress | None:
+    def _bind_address(self, place: int) -> BindAddress | None:
         """Return the address to listen on for the host at this index; None if this machine cannot serve there."""
         if self._settings.uses_tls and self._credentials.server_tls() is None:
             return None  # the run uses TLS, and this machine has no certificate
         try:
             return address_to_listen_on(self._settings, self._credentials, self._settings.endpoint.hosts[place])
-        except (NotResolvedError, PortTakenError, CannotAskError):
+        except (NotResolvedError, PortTakenError, CannotProbeError):
             return None
         except OSError as error:
             if error.errno in {errno.EADDRNOTAVAIL, errno.EADDRINUSE}:
@@ -138,7 +138,7 @@ class HostSuccession(StoreStarter):
         """Be a candidate; return the store once this process may serve, None if it must give way."""
         port = self._hosts[place].address.port
         try:
-            sockets = await in_thread(partial(bound_sockets, bound.address, port))
+            sockets = await in_thread(partial(listen_on, bound.address, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return None
@@ -149,9 +149,9 @@ class HostSuccession(StoreStarter):
             for sock in sockets:
                 unless_served.enter_context(sock)
             async with self._answer_callers(sockets, name := secrets.token_hex(8)):
-                may_serve = await self._may_serve(place, name)
+                may_serve = await self._confirm_no_host_serves(place, name)
             if may_serve:
-                host = await in_thread(partial(serve_on, self._settings, self._credentials, bound, port, sockets))
+                host = await in_thread(partial(serve_store_on, self._settings, self._credentials, bound, port, sockets))
                 unless_served.pop_all()
                 unregister(self)
                 if self._may_host_now():
@@ -162,7 +162,7 @@ class HostSuccession(StoreStarter):
     def _may_host_now(self) -> bool:
         return self.may_host(anyio.current_time() - self._since)
 
-    async def _may_serve(self, place: int, name: str) -> bool:
+    async def _confirm_no_host_serves(self, place: int, name: str) -> bool:
         """Ask all other hosts until each has proven not to serve; return False to give way."""
         candidacy, since = Candidacy(place), anyio.current_time()
         self._lost.clear()
@@ -170,7 +170,7 @@ class HostSuccession(StoreStarter):
             within = LOST_ANSWERS_WITHIN if self._until_word.cancel_called else ANSWERS_WITHIN
             with anyio.CancelScope() as self._until_word:
                 asked = [self._hosts[host] for host in missing]
-                found = await ask_all(asked, self._tls(), within=within, own=name)
+                found = await ask_all(asked, self._tls_context(), within=within, own=name)
                 for host, one in zip(missing, found, strict=True):
                     is_lost = one.answer is Answer.SILENT and str(self._hosts[host]) in self._lost
                     heard = candidacy.after_answer(host, Answer.LOST if is_lost else one.answer)
@@ -186,14 +186,14 @@ class HostSuccession(StoreStarter):
         """During the context, answer each connection as a candidate, and accept an operator's word."""
         said = encode_rejection(Rejection(CANDIDATE, name))
 
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def answer_caller(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             # If the connection has closed, uvloop raises RuntimeError at a write.
             with contextlib.suppress(OSError, EOFError, ProtocolError, RuntimeError), contextlib.closing(writer):
                 writer.write(said)
                 with anyio.fail_after(SAY_AFTER):
                     body = await read_frame(reader)
                 for host in map(str, self._hosts):
-                    if hmac.compare_digest(body, HostLost(host, self._credentials.token).message_for(name)):
+                    if hmac.compare_digest(body, LostReport(host, self._credentials.token).message_for(name)):
                         log.warning("run %s: an operator says that %s is lost", self._settings.run_id, host)
                         self._lost.add(host)
                         self._until_word.cancel()
@@ -202,6 +202,6 @@ class HostSuccession(StoreStarter):
 
         async with contextlib.AsyncExitStack() as stack:
             for sock in sockets:
-                server = await asyncio.start_server(answer, sock=sock.dup(), ssl=self._credentials.server_tls())
+                server = await asyncio.start_server(answer_caller, sock=sock.dup(), ssl=self._credentials.server_tls())
                 stack.callback(server.close)
             yield

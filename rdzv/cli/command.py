@@ -96,7 +96,7 @@ class Command:
         return any(each.names == ("url",) for each in self.arguments)
 
     @property
-    def status_offset(self) -> int:
+    def exit_status_offset(self) -> int:
         """The number added to the exit statuses 1 to 5 of the subcommand's errors."""
         return OF_RUN if self.takes_command else 0
 
@@ -110,13 +110,13 @@ def command(name: str, help: str, *arguments: Argument, **settings: Any) -> Call
 def argument_type(kind: value_types.Kind) -> Callable[[str], Any]:
     """Return a converter of texts to this kind, for argparse's `type`."""
 
-    def read(text: str) -> Any:
+    def convert_text(text: str) -> Any:
         try:
             return kind.convert(text)
         except (ValueError, TypeError, OverflowError):
             raise argparse.ArgumentTypeError(f"{shown(text)} is not {kind.limit}") from None
 
-    return read
+    return convert_text
 
 
 duration: Final = argument_type(value_types.duration())
@@ -141,7 +141,7 @@ OUTPUT: Final = "standard output"
 NAMED_MOST: Final = 8  # node ids, or values of an attribute, that a message lists
 
 
-def carry_out(command: Command, options: argparse.Namespace) -> int:
+def run_command(command: Command, options: argparse.Namespace) -> int:
     """Run a subcommand and return its exit status."""
     level = logging.DEBUG if options.debug else logging.INFO if options.verbose else logging.WARNING
     logging.basicConfig(
@@ -153,7 +153,7 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             status = runner.run(_run_until_ctrl_c(command, options))
     except asyncio.CancelledError:
-        raise KeyboardInterrupt from None  # `_end_by_ctrl_c` has cancelled the command
+        raise KeyboardInterrupt from None  # `_cancel_on_ctrl_c` has cancelled the command
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not exhausted_limit(error.__cause__ or error):
             raise
@@ -162,8 +162,8 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
         else:
             if options.debug:
                 traceback.print_exc()
-            say_error(f"rdzv {command.name}: {printable(one_line(error), most=ERROR_LETTERS_MOST)}")
-            status = command.ends_with(options, command.status_offset + _status_of(error))
+            say_error(f"rdzv {command.name}: {printable(message_of(error), most=ERROR_LETTERS_MOST)}")
+            status = command.ends_with(options, command.exit_status_offset + _exit_status_of(error))
     try:
         print(end="", flush=True)
     except OSError:  # discard the output, or Python writes it again at exit, and exits with 120
@@ -190,11 +190,11 @@ def handle_signal(number: signal.Signals, callback: Callable[..., object], *argu
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
 
-def _end_by_ctrl_c() -> None:
+def _cancel_on_ctrl_c() -> None:
     """Cancel the command at Ctrl-C; end this process at another signal of `ENDING`, a second or more later."""
     wish, task, was_told = SignalFilter(), asyncio.current_task(), False
 
-    def interrupt(number: signal.Signals) -> None:
+    def cancel_or_exit(number: signal.Signals) -> None:
         nonlocal was_told
         if wish.accept(number):
             if was_told:
@@ -204,9 +204,9 @@ def _end_by_ctrl_c() -> None:
             task.cancel()
             for other in ENDING:
                 if signal.getsignal(other) is signal.SIG_DFL:  # the command does not handle it
-                    handle_signal(other, interrupt, other)
+                    handle_signal(other, cancel_or_exit, other)
 
-    handle_signal(signal.SIGINT, interrupt, signal.SIGINT)
+    handle_signal(signal.SIGINT, cancel_or_exit, signal.SIGINT)
 
 
 class SignalFilter:
@@ -232,20 +232,20 @@ class SignalFilter:
 async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> int:
     SignalFilter.heeded_at = -math.inf
     if threading.current_thread() is threading.main_thread():
-        _end_by_ctrl_c()
+        _cancel_on_ctrl_c()
     try:
-        return await _run(command, options)
+        return await _run_with_timeout(command, options)
     finally:
         # `timeout` and Slurm send a signal twice. Keep the handlers: a loop that ends, or Python at exit, would restore
         # the default actions, and the second signal would kill this process.
         if SignalFilter.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
-            _handle_ending(_exit_if_repeated)  # ends this process if Python waits at exit for a reader of its output
+            _set_end_handlers(_exit_if_repeated)  # ends this process if Python waits at exit for a reader of its output
             signal.set_wakeup_fd(-1)
-            atexit.register(_handle_ending, signal.SIG_IGN)
+            atexit.register(_set_end_handlers, signal.SIG_IGN)
 
 
-def _handle_ending(action: Callable[[int, object], None] | signal.Handlers) -> None:
+def _set_end_handlers(action: Callable[[int, object], None] | signal.Handlers) -> None:
     for number in ENDING:
         signal.signal(number, action)
 
@@ -255,7 +255,7 @@ def _exit_if_repeated(number: int, _: object) -> None:
         os._exit(128 + number)
 
 
-async def _run(command: Command, options: argparse.Namespace) -> int:
+async def _run_with_timeout(command: Command, options: argparse.Namespace) -> int:
     if command.takes_url and is_etcd(options.url):
         # Import gRPC before the limit begins: the import may take longer than a short `--timeout`.
         importlib.import_module("store.etcd.client")
@@ -277,7 +277,7 @@ def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
         )
 
 
-def one_line(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Return an error's message; for a system error, its file and message without the error number."""
     if lack := exhausted_limit(error):
         return lack
@@ -286,7 +286,7 @@ def one_line(error: Exception) -> str:
     return str(error)
 
 
-def _status_of(error: Exception) -> int:
+def _exit_status_of(error: Exception) -> int:
     match error:
         case RendezvousSettingsError() | store.StoreUsageError() | ImportError():  # ImportError: a missing extra
             return WRONG_USAGE

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from store.disk.copies import Report
+    from store.disk.copies import StoreReport
 
 TOKEN_BYTES = 32  # the length of an HMAC-SHA256
 DIRECTORY = Argument("directory", metavar="DIR", type=Path, help="the directory that was given as --data-dir")
 
 
 @command("check", "read all of a durable store, and say what is in it", DIRECTORY)
-async def _check(options: argparse.Namespace) -> int:
+async def _check_store(options: argparse.Namespace) -> int:
     from store.disk.copies import check
 
-    return await _carry_out(partial(check, options.directory), "is whole")
+    return await _run_and_report(partial(check, options.directory), "is whole")
 
 
 @command(
@@ -37,10 +37,10 @@ async def _check(options: argparse.Namespace) -> int:
     DIRECTORY,
     Argument("file", metavar="FILE", type=Path, help="where to put the copy; must not be there yet"),
 )
-async def _back_up(options: argparse.Namespace) -> int:
+async def _back_up_store(options: argparse.Namespace) -> int:
     from store.disk.copies import back_up
 
-    return await _carry_out(partial(back_up, options.directory, options.file), f"was copied to {options.file}")
+    return await _run_and_report(partial(back_up, options.directory, options.file), f"was copied to {options.file}")
 
 
 @command(
@@ -49,14 +49,14 @@ async def _back_up(options: argparse.Namespace) -> int:
     Argument("file", metavar="FILE", type=Path, help="a copy made by rdzv backup, or a store.sqlite3"),
     Argument("directory", metavar="DIR", type=Path, help="a directory without a store; made if not there"),
 )
-async def _restore(options: argparse.Namespace) -> int:
+async def _restore_store(options: argparse.Namespace) -> int:
     from store.disk.copies import restore
 
     done = f"is in {options.directory}, as a new store: clients of the old one are told that it was replaced"
-    return await _carry_out(partial(restore, options.file, options.directory, new_id=secrets.token_hex(8)), done)
+    return await _run_and_report(partial(restore, options.file, options.directory, new_id=secrets.token_hex(8)), done)
 
 
-async def _carry_out(work: Callable[[], Report], done: str) -> int:
+async def _run_and_report(work: Callable[[], StoreReport], done: str) -> int:
     try:
         report = await in_thread(work)
     except StoreUsageError as error:
@@ -72,6 +72,6 @@ async def _carry_out(work: Callable[[], Report], done: str) -> int:
 
 
 @command("token", "print a new token, to be kept in a file for --token-file")
-async def _token(_: argparse.Namespace) -> int:
+async def _print_token(_: argparse.Namespace) -> int:
     print_text(secrets.token_urlsafe(TOKEN_BYTES))
     return DONE

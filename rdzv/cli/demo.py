@@ -48,13 +48,13 @@ slow node. A killed process is noticed after `gone_ttl`, not after `ttl`."""
 LAST_WORDS: Final = 20  # lines of a dead node's output that are shown
 
 
-async def _node(name: str, url: str) -> None:
+async def _run_node(name: str, url: str) -> None:
     async for round in rdzv.rounds(url, node_id=name, is_host=False):
         async with round:
             total = await _all_reduce(round, [float(round.rank + 1)] * VECTOR)
-            _say("round", round=round.number, rank=round.rank, size=round.world_size, total=total)
+            _print_report("round", round=round.number, rank=round.rank, size=round.world_size, total=total)
             await anyio.sleep_forever()
-        _say("over", reason="" if round.ending is None else round.ending.reason)
+        _print_report("over", reason="" if round.ending is None else round.ending.reason)
 
 
 async def _all_reduce(round: Round, vector: list[float]) -> list[float]:
@@ -63,7 +63,7 @@ async def _all_reduce(round: Round, vector: list[float]) -> list[float]:
     return [sum(column) for column in zip(*parts, strict=True)]
 
 
-def _say(what: str, **details: Any) -> None:
+def _print_report(what: str, **details: Any) -> None:
     print(json.dumps({"what": what, **details}), flush=True)
 
 
@@ -77,15 +77,15 @@ class _DemoFailed(Exception):
     """A step of the demo had another result than was promised."""
 
 
-class _Actor:
+class _NodeProcess:
     def __init__(self, name: str, process: Process) -> None:
         self._name = name
         self.process = process
         self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._last_words: deque[str] = deque(maxlen=LAST_WORDS)
-        self.reading = asyncio.create_task(self._read())
+        self.reading = asyncio.create_task(self._read_output())
 
-    async def _read(self) -> None:
+    async def _read_output(self) -> None:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             if line.startswith(b"{"):
@@ -108,16 +108,16 @@ class _Actor:
                 )
 
 
-class _Director:
+class _DemoDirector:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._actors: dict[str, _Actor] = {}
+        self._actors: dict[str, _NodeProcess] = {}
         self._began = time.monotonic()
 
     def narrate(self, text: str) -> None:
         self._tell(f"{(time.monotonic() - self._began) * 1000:7.0f} ms  {text}")
 
-    async def start(self, name: str, url: str, *, what: str = "starts") -> None:
+    async def start_node(self, name: str, url: str, *, what: str = "starts") -> None:
         # A session of its own keeps Ctrl-C from the node, which would print a traceback: the director ends the node.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rdzv.cli.demo", name, url),
@@ -126,10 +126,10 @@ class _Director:
             stderr=STDOUT,
             start_new_session=True,
         )
-        self._actors[name] = _Actor(name, process)
+        self._actors[name] = _NodeProcess(name, process)
         self.narrate(f"{name} {what}")
 
-    def kill(self, name: str) -> float:
+    def kill_node(self, name: str) -> float:
         self.narrate(f"SIGKILL to {name}")
         self._actors[name].process.kill()
         return time.monotonic()
@@ -163,7 +163,7 @@ class _Director:
         self.narrate(f"all-reduce over the round's store: each node has {total}")
         return max(float(said["at"]) for said in heard.values())
 
-    async def end(self) -> None:
+    async def kill_all(self) -> None:
         for actor in self._actors.values():
             with contextlib.suppress(ProcessLookupError):
                 actor.process.kill()
@@ -171,7 +171,7 @@ class _Director:
             await asyncio.wait([actor.reading for actor in self._actors.values()])
 
 
-async def _play(director: _Director) -> None:
+async def _play_demo(director: _DemoDirector) -> None:
     everyone = set(NODES)
     async with store.serve("127.0.0.1", 0) as server:
         url = f"{server.url}/demo?{SETTINGS}"
@@ -182,11 +182,11 @@ async def _play(director: _Director) -> None:
             raise _DemoFailed(f"{error}; is the loopback interface up? ip link set lo up") from None
         director.narrate(f"a store listens at {server.url}; {len(NODES)} nodes, each a process, will meet at it")
         for name in NODES:
-            await director.start(name, url)
+            await director.start_node(name, url)
         await director.expect_round(0, everyone)
 
         survivors = everyone - {VICTIM}
-        killed_at = director.kill(VICTIM)
+        killed_at = director.kill_node(VICTIM)
         over = await director.wait_for_reports(survivors, "over")
         # A slow node's reason may be that the others meet again, but at least one node must name the victim.
         if not any(VICTIM in said["reason"] for said in over.values()):
@@ -199,7 +199,7 @@ async def _play(director: _Director) -> None:
         )
 
         started_at = time.monotonic()
-        await director.start(REPLACEMENT, url, what=f"starts, in place of {VICTIM}")
+        await director.start_node(REPLACEMENT, url, what=f"starts, in place of {VICTIM}")
         everyone = survivors | {REPLACEMENT}
         admitted = await director.expect_round(2, everyone) - started_at
         director.narrate(f"{REPLACEMENT} was in a round after {admitted * 1000:.0f} ms, most of it the start of Python")
@@ -215,16 +215,16 @@ async def _play(director: _Director) -> None:
 
 
 @command("demo", "an elastic run on this machine: join, kill, regroup, grow, close")
-async def _demo(_: argparse.Namespace) -> int:
-    director = _Director(print)
+async def _run_demo(_: argparse.Namespace) -> int:
+    director = _DemoDirector(print)
     try:
-        await _play(director)
+        await _play_demo(director)
     except _DemoFailed as failure:
         director.narrate(f"FAILED: {failure}")
         return FAILED
     finally:
         with anyio.CancelScope(shield=True):
-            await director.end()
+            await director.kill_all()
     director.narrate("every step was verified")
     return DONE
 
@@ -232,4 +232,4 @@ async def _demo(_: argparse.Namespace) -> int:
 if __name__ == "__main__":
     threading.Thread(target=_exit_with_director, daemon=True).start()
     with asyncio.Runner(loop_factory=new_loop) as _runner:
-        _runner.run(_node(*sys.argv[1:3]))
+        _runner.run(_run_node(*sys.argv[1:3]))

@@ -20,9 +20,9 @@ from anyio.abc import SocketAttribute
 
 import store
 from rdzv._version import __version__
-from rdzv.backends.bind_address import LET_ONE_HOST, list_hosts, split_addresses
+from rdzv.backends.bind_address import LET_ONE_HOST, list_hosts, split_own_addresses
 from rdzv.backends.credentials import Credentials, with_expected_nodes
-from rdzv.backends.host_queries import answers_of_hosts
+from rdzv.backends.host_queries import ask_hosts_for_answers
 from rdzv.cli.command import DONE, FAILED, JSON, NAMED_MOST, STORE, command, option, print_text, say
 from rdzv.cli.reach import open_run, open_store, parse_settings
 from rdzv.config.endpoint import split_url
@@ -31,7 +31,7 @@ from rdzv.node.link.wakeup import Wakeup
 from store.connecting import is_etcd
 from store.limits import is_loopback
 from store.net.address import host_and_port
-from store.printable import first_of
+from store.printable import abbreviate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,14 +62,14 @@ class Check(NamedTuple):
     remedy: str = ""
 
     @property
-    def good(self) -> bool:
+    def passed(self) -> bool:
         """True if the step found no problem."""
         return not self.remedy
 
     def lines(self, node: str) -> list[str]:
         """Return the result as lines of text that begin with `node`."""
-        told = [f"{node}: {'good' if self.good else 'BAD '}  {self.name:<12}  {self.found}"]
-        return told if self.good else [*told, f"{node}:       {'':<12}  -> {self.remedy}"]
+        told = [f"{node}: {'good' if self.passed else 'BAD '}  {self.name:<12}  {self.found}"]
+        return told if self.passed else [*told, f"{node}:       {'':<12}  -> {self.remedy}"]
 
 
 @command(
@@ -80,10 +80,10 @@ class Check(NamedTuple):
     JSON,
     limited=False,
 )
-async def _doctor(options: argparse.Namespace) -> int:
+async def _diagnose(options: argparse.Namespace) -> int:
     checks: list[Check] = []
     with anyio.move_on_after(options.timeout) as limit:
-        await _examine(options, checks)
+        await _run_checks(options, checks)
     if limit.cancelled_caught:
         found = f"the store took the connection, and then did not answer in time ({options.timeout:g} s in all)"
         remedy = (
@@ -91,34 +91,34 @@ async def _doctor(options: argparse.Namespace) -> int:
             "no firewall drops ICMP's word that a packet is too large"
         )
         checks.append(Check("timeout", found, remedy))
-    good, node = all(check.good for check in checks), socket.gethostname()
+    good, node = all(check.passed for check in checks), socket.gethostname()
     if options.json:
         told = {"version": VERSION, "node": node, "url": options.url, "release": __version__, "good": good}
-        print_text(json.dumps({**told, "checks": [{**check._asdict(), "good": check.good} for check in checks]}))
+        print_text(json.dumps({**told, "checks": [{**check._asdict(), "good": check.passed} for check in checks]}))
     else:
         say(*(line for check in checks for line in check.lines(node)))
     return DONE if good else FAILED
 
 
-async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
+async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
     settings = with_expected_nodes(parse_settings(options.url, expected_file=options.expected))
     url, run_id = settings.endpoint.url, split_url(options.url).run_id
     own_address, step = "", options.timeout / STEPS
-    replies = await answers_of_hosts(settings, Credentials(settings))
+    replies = await ask_hosts_for_answers(settings, Credentials(settings))
     answers = {host: asked.answer for host, asked in replies.items()}
     for host, port in settings.endpoint.hosts:
-        addresses = await _resolve(host, port, checks, timeout=step)
+        addresses = await _check_name(host, port, checks, timeout=step)
         where = host_and_port(host, port)
         answer = answers.get(where, Answer.SERVES)
         if answer is not Answer.SERVES:  # a host that serves no store should refuse connections
             remedy = f"{IF_SILENT} {where}" if answer is Answer.SILENT else ""
             checks.append(Check("host", f"{where} {answer.value}{PROVES * (answer is Answer.REFUSED)}", remedy))
         elif addresses:
-            reached_from, check = await _reach(host, port, addresses, step, etcd=is_etcd(url))
+            reached_from, check = await _dial(host, port, addresses, step, etcd=is_etcd(url))
             checks.append(check)
             own_address = reached_from or own_address
         if addresses and not is_etcd(url):
-            await _look_for_other_machines(host, port, checks)
+            await _check_other_machines(host, port, checks)
     serving = [host for host, answer in answers.items() if answer is Answer.SERVES]
     if answers and not serving:
         checks.append(Check("store", "no host serves it", "start a node on one of them"))
@@ -133,38 +133,38 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
         own_name = socket.gethostname()
         own: list[str] = []
         with anyio.move_on_after(step), contextlib.suppress(OSError, UnicodeError):
-            own = await _look_up(own_name, None)
-        checks.append(gloo_check(own_name, own, own_address, chosen=os.environ.get("GLOO_SOCKET_IFNAME")))
+            own = await _look_up_addresses(own_name, None)
+        checks.append(check_gloo_address(own_name, own, own_address, chosen=os.environ.get("GLOO_SOCKET_IFNAME")))
     try:
         async with open_store(options.url, timeout=step) as (client, keys):
             proved = ["TLS"] if "s://" in url else []
             proved += ["a token that both sides proved"] if settings.token_file or settings.token else []
             checks.append(Check("store", f"{url} answers, with {' and '.join(proved) or 'neither token nor TLS'}"))
-            seconds = await _measure_answers(client, checks)
-            checks.append(await _compare_clocks(client, seconds=seconds, etcd=is_etcd(url)))
+            seconds = await _check_answer_time(client, checks)
+            checks.append(await _check_clocks(client, seconds=seconds, etcd=is_etcd(url)))
             if is_etcd(url):
-                checks.append(etcd_check((await client.stats())["version"]))
+                checks.append(check_etcd_release((await client.stats())["version"]))
             exists = bool(run_id) and bool(await client.count(keys.root))
     except store.StoreError as error:
-        checks.append(_refused(error))
+        checks.append(_check_of_error(error))
         return
     if exists:
         async with open_run(options, follow=Wakeup()) as run:
-            await _look_at_run(await run.status(), settings.expected, checks, timeout=options.timeout)
+            await _check_run(await run.status(), settings.expected, checks, timeout=options.timeout)
     elif run_id:
         remedy = "start the nodes that are expected in it" if settings.expected else ""
         checks.append(Check("run", f"the store has no run {run_id} yet", remedy))
 
 
-async def _look_up(name: str, port: int | None) -> list[str]:
+async def _look_up_addresses(name: str, port: int | None) -> list[str]:
     found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(one[4][0]) for one in found))
 
 
-async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float, what: str = "name") -> list[str]:
+async def _check_name(host: str, port: int, checks: list[Check], *, timeout: float, what: str = "name") -> list[str]:
     try:
         with anyio.fail_after(timeout):
-            addresses = await _look_up(host, port)
+            addresses = await _look_up_addresses(host, port)
     except (OSError, TimeoutError) as error:
         why = getattr(error, "strerror", None) or f"no answer within {timeout:g} s"
         remedy = "write an address instead of the name, or put the name into DNS or /etc/hosts of every node"
@@ -184,16 +184,16 @@ async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float,
     return addresses
 
 
-async def _look_for_other_machines(host: str, port: int, checks: list[Check]) -> None:
+async def _check_other_machines(host: str, port: int, checks: list[Check]) -> None:
     """Report addresses of `host` that belong to several machines: each would start a store."""
     with contextlib.suppress(OSError):
-        ours, others = await anyio.to_thread.run_sync(split_addresses, host, port)
+        ours, others = await anyio.to_thread.run_sync(split_own_addresses, host, port)
         if ours and others:
             found = f"{host} is {list_hosts(ours)} of this machine, and {list_hosts(others)}, which it does not have"
             checks.append(Check("machines", found, LET_ONE_HOST))
 
 
-async def _reach(host: str, port: int, addresses: list[str], timeout: float, *, etcd: bool) -> tuple[str, Check]:
+async def _dial(host: str, port: int, addresses: list[str], timeout: float, *, etcd: bool) -> tuple[str, Check]:
     """Try the addresses in turn; return this machine's address in the first connection, or "", and the result."""
     problems = []
     for address in addresses:
@@ -213,7 +213,7 @@ async def _reach(host: str, port: int, addresses: list[str], timeout: float, *, 
     return "", Check("port", "; ".join(problems), f"start {start}; let port {port} through the firewall")
 
 
-def gloo_check(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
+def check_gloo_address(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
     """Check that gloo will listen on `leads_there`, the address from which this host reaches the store."""
     if chosen:
         return Check("gloo", f"GLOO_SOCKET_IFNAME={chosen}")
@@ -228,7 +228,7 @@ def gloo_check(own_name: str, own: Sequence[str], leads_there: str, *, chosen: s
     )
 
 
-def _refused(error: store.StoreError) -> Check:
+def _check_of_error(error: store.StoreError) -> Check:
     remedy = "is it the port of a store, is tcps:// meant, and is the store alive?"
     if isinstance(error, store.ProtocolError):
         remedy = "is it the port of a store, is tcps:// meant, are both of releases that work together?"
@@ -240,7 +240,7 @@ def _refused(error: store.StoreError) -> Check:
     return Check("store", str(error), remedy)
 
 
-async def _measure_answers(client: store.Store, checks: list[Check]) -> float:
+async def _check_answer_time(client: store.Store, checks: list[Check]) -> float:
     times = sorted([await client.ping() for _ in range(PINGS)])
     median = times[PINGS // 2]
     found = f"an answer takes {median * 1000:.1f} ms, at most {times[-1] * 1000:.1f} ms of {PINGS}"
@@ -249,7 +249,7 @@ async def _measure_answers(client: store.Store, checks: list[Check]) -> float:
     return median
 
 
-async def _compare_clocks(client: store.Store, *, seconds: float, etcd: bool) -> Check:
+async def _check_clocks(client: store.Store, *, seconds: float, etcd: bool) -> Check:
     lease = await client.grant(LEASE_TTL)
     try:
         began, left = client.time(), await lease.time_to_live()
@@ -265,7 +265,7 @@ async def _compare_clocks(client: store.Store, *, seconds: float, etcd: bool) ->
     return Check("clock", found, remedy if abs(passed_there - passed_here) > allowed else "")
 
 
-def etcd_check(version: str) -> Check:
+def check_etcd_release(version: str) -> Check:
     """Check that this release of etcd keeps acknowledged data; an unreadable version passes."""
     number = tuple(int(part) for part in version.split(".") if part.isdecimal())
     loses = (3, 5, 0) <= number < (3, 5, 3)
@@ -274,7 +274,7 @@ def etcd_check(version: str) -> Check:
     return Check("etcd", found, "" if good else "run 3.4.22 or later, or 3.5.6 or later: earlier ones have lost data")
 
 
-async def _look_at_run(status: RunStatus, expected: tuple[str, ...], checks: list[Check], *, timeout: float) -> None:
+async def _check_run(status: RunStatus, expected: tuple[str, ...], checks: list[Check], *, timeout: float) -> None:
     checks.append(Check("run", f"{status.phase.value}: {status.reason}"))
     majors = {release.partition(".")[0] for release in (*status.releases, __version__)}
     releases = ", ".join(f"{count} of {release}" for release, count in sorted(status.releases.items()))
@@ -282,12 +282,12 @@ async def _look_at_run(status: RunStatus, expected: tuple[str, ...], checks: lis
     found = f"this is rdzv {__version__}; nodes: {releases or 'none'}"
     checks.append(Check("versions", found, remedy if len(majors) > 1 else ""))
     if status.bootstrap is not None:
-        await _resolve(*status.bootstrap, checks, timeout=timeout, what="rank 0")
+        await _check_name(*status.bootstrap, checks, timeout=timeout, what="rank 0")
     here = {member.node_id for member in status.members} | set(status.waiting)
     fates = {one.node_id: one.describe() for one in status.missing}
     missing = [f"{name} ({fates.get(name, 'never seen')})" for name in expected if name not in here]
     if missing:
-        found = f"missing: {first_of(missing, NAMED_MOST)}"
+        found = f"missing: {abbreviate(missing, NAMED_MOST)}"
         checks.append(Check("expected", found, "look at these nodes: run rdzv doctor there"))
     elif expected:
         checks.append(Check("expected", f"all {len(expected)} are here"))

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from rdzv.backends.credentials import Credentials
-from rdzv.backends.host_queries import answers_of_hosts
+from rdzv.backends.host_queries import ask_hosts_for_answers
 from rdzv.cli.command import DONE, JSON, RUN, Argument, command, flag, limited_by_timeout, print_text, say
 from rdzv.cli.reach import open_run, parse_settings
 from rdzv.core.report import report
-from rdzv.display.history import as_json, describe, timeline
+from rdzv.display.history import as_json, history_text, timeline
 from rdzv.display.pages import timeline_page
-from rdzv.display.status import Frame, describe_health, draw, exceptions, member_lines, summary
+from rdzv.display.status import Frame, describe_health, draw_screen, member_lines, problem_lines, summary_lines
 from rdzv.errors import RendezvousStateError
 from rdzv.node.link.wakeup import Wakeup
 from store import StoreError, StoreReplaced
-from store.printable import escaping, without_durations
+from store.printable import escape_arguments, without_durations
 
 if TYPE_CHECKING:
     import argparse
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rdzv.core.report import Account, RunStatus
     from rdzv.node.run.run import Run
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 LOOK_EVERY: Final = 0.5  # seconds between pings
 ANSWER_WITHIN: Final = 1.0  # seconds for the store to answer a ping
@@ -56,30 +56,30 @@ STYLES: Final = {"bad": "bold red", "good": "green", "soft": "dim"}
     JSON,
     flag("--watch", "again at every change, until it is closed; on a terminal redrawn in place, as by rdzv top"),
 )
-async def _status(options: argparse.Namespace) -> int:
+async def _print_status(options: argparse.Namespace) -> int:
     if options.watch:
-        return await _watch(options)
+        return await _watch_run(options)
     async with open_run(options, follow=Wakeup()) as run:
         health = await run.store_health()
         status, _, cost = await run.account()
     if options.json:
-        print_text(json.dumps({**report(status), "cost": cost.plain(), "store": health}))
+        print_text(json.dumps({**report(status), "cost": cost.as_json(), "store": health}))
     else:
         settings = parse_settings(options.url)
-        hosts = await answers_of_hosts(settings, Credentials(settings))
+        hosts = await ask_hosts_for_answers(settings, Credentials(settings))
         of_each = ", ".join(f"{host} {asked.answer.value}" for host, asked in hosts.items())
         lost = run.head().lost_store
         here = [f"hosts: {of_each}; store {1 if lost is None else lost.generation + 1} of this run"] * bool(hosts)
-        say(*_lines(status, cost), f"store: {describe_health(health)}", *here)
+        say(*_status_lines(status, cost), f"store: {describe_health(health)}", *here)
     return DONE
 
 
-def _lines(status: RunStatus, cost: Account | None = None) -> list[str]:
+def _status_lines(status: RunStatus, cost: Account | None = None) -> list[str]:
     told = [str(cost)] if cost is not None and cost.rounds else []
-    return [*summary(status), *told, *exceptions(status), *member_lines(status)]
+    return [*summary_lines(status), *told, *problem_lines(status), *member_lines(status)]
 
 
-async def _watch(options: argparse.Namespace) -> int:
+async def _watch_run(options: argparse.Namespace) -> int:
     """Show a run until it is closed or the user quits; if the store is replaced, show the run in the new store."""
     wakeup, shown = Wakeup(), list[str]()
     with limited_by_timeout(options.timeout) as answered, contextlib.ExitStack() as stack:
@@ -90,11 +90,11 @@ async def _watch(options: argparse.Namespace) -> int:
                 async with open_run(options, follow=wakeup, must_exist=False) as run:
                     if last is None:
                         await _warn_if_missing(run)
-                    last = await _frame(run)
+                    last = await _read_frame(run)
                     answered()
                     if sys.stdout.isatty() and not options.json and os.environ.get("TERM", "dumb") != "dumb":
                         terminal = terminal or stack.enter_context(_open_terminal(wakeup))
-                        last = await _follow(run, wakeup, last, terminal)
+                        last = await _show_on_screen(run, wakeup, last, terminal)
                     else:
                         last = await _write_each_change(run, wakeup, last, shown, as_json=options.json)
                     break
@@ -113,7 +113,7 @@ async def _warn_if_missing(run: Run) -> None:
 
 async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list[str], *, as_json: bool) -> Frame:
     while True:
-        lines = _lines(frame.status)
+        lines = _status_lines(frame.status)
         if shown != (now := [without_durations(line) for line in lines]):
             shown[:] = now
             if as_json:
@@ -123,7 +123,7 @@ async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list
         if frame.status.closed is not None:
             return frame
         await wakeup.sleep_until(None)
-        frame = await _frame(run)
+        frame = await _read_frame(run)
 
 
 class _Terminal:
@@ -138,7 +138,7 @@ class _Terminal:
 
         lines = (
             Text(line.text, style=STYLES.get(line.meant, ""), no_wrap=line.may_be_cut, overflow="ellipsis")
-            for line in draw(frame, height=shutil.get_terminal_size().lines)
+            for line in draw_screen(frame, height=shutil.get_terminal_size().lines)
         )
         self._live.update(Group(*lines), refresh=True)
 
@@ -170,7 +170,7 @@ def _open_terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
         yield terminal
 
 
-async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -> Frame:
+async def _show_on_screen(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -> Frame:
     read_at, took, heard = time.monotonic(), 0.0, False
     silent_since: float | None = None
     while True:
@@ -186,7 +186,7 @@ async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -
             if heard or began - read_at > max(READ_EVERY, took / READ_SHARE):
                 # Without a limit, a reading would never end in a network that loses large packets.
                 with anyio.move_on_after(max(READ_WITHIN, took * 10)), contextlib.suppress(StoreError):
-                    began, frame = time.monotonic(), await _frame(run)
+                    began, frame = time.monotonic(), await _read_frame(run)
                     read_at, heard = time.monotonic(), False
                     took = read_at - began
         now = time.monotonic()
@@ -199,21 +199,21 @@ async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -
         heard = heard or not waiting.cancelled_caught
 
 
-async def _frame(run: Run) -> Frame:
+async def _read_frame(run: Run) -> Frame:
     status, history, cost = await run.account()
     return Frame(status=status, cost=cost if history.chapters else None)
 
 
 @command("history", "tell what happened in a run, round by round", *RUN, JSON)
-async def _history(options: argparse.Namespace) -> int:
+async def _print_history(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup()) as run:
         _, history, cost = await run.account()
     if options.json:
         print_text(json.dumps(as_json(run.run_id, history, cost)))
     elif history.chapters:
-        say(*describe(history), str(cost))
+        say(*history_text(history), str(cost))
     else:
-        say(*describe(history) or [f"run {run.run_id}: no round has completed, as far as is remembered"])
+        say(*history_text(history) or [f"run {run.run_id}: no round has completed, as far as is remembered"])
     return DONE
 
 
@@ -223,7 +223,7 @@ async def _history(options: argparse.Namespace) -> int:
     *RUN,
     Argument("-o", "--output", required=True, metavar="FILE", help="where to; - is standard output"),
 )
-async def _timeline(options: argparse.Namespace) -> int:
+async def _write_timeline(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup()) as run:
         _, history, cost = await run.account()
         now = await run.time_of_day()

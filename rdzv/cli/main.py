@@ -54,7 +54,7 @@ EVERYWHERE: Final = frozenset({"-v", "--verbose", "--debug"})  # options that ma
 DEFAULT_URL: Final = "RDZV_URL"  # the environment variable with the default URL; `rdzv run` sets it for its processes
 
 
-def command_named(name: str) -> Command:
+def load_command(name: str) -> Command:
     """Import and return a subcommand."""
     kind = _module_of("command").Command
     there: list[Command] = [each for each in vars(_module_of(ROOMS[name])).values() if isinstance(each, kind)]
@@ -68,13 +68,13 @@ def _module_of(name: str) -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit status."""
     if "_ARGCOMPLETE" in os.environ:
-        _complete()
+        _complete_for_shell()
     try:
         options = _parse(sys.argv[1:] if arguments is None else arguments)
         if options is None:
-            _overview(ROOMS).print_help()
+            _overview_parser(ROOMS).print_help()
             return 0
-        status: int = _module_of("command").carry_out(command_named(options.command), options)
+        status: int = _module_of("command").run_command(load_command(options.command), options)
         return status
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -90,24 +90,24 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
     if not words and not flags:
         return None
     if unknown := [flag for flag in flags if flag not in OF_ALL | EVERYWHERE]:
-        _overview(()).error(f"there is no option {unknown[0][:80]!r}")
+        _overview_parser(()).error(f"there is no option {unknown[0][:80]!r}")
     if words and words[0] not in ROOMS and not OF_ALL & {*flags, words[0]}:
         meant = "".join(f", did you mean {MEANT[near]}?" for near in difflib.get_close_matches(words[0], MEANT, 1))
-        _overview(()).error(f"{words[0][:80]!r} is no command{meant or ' of rdzv'}")
+        _overview_parser(()).error(f"{words[0][:80]!r} is no command{meant or ' of rdzv'}")
     if not words or words[0] not in ROOMS or OF_ALL & set(flags):
-        return _overview(() if "--version" in flags else ROOMS).parse_args([*flags, *words])
-    command, words = command_named(words[0]), words[1:]
+        return _overview_parser(() if "--version" in flags else ROOMS).parse_args([*flags, *words])
+    command, words = load_command(words[0]), words[1:]
     # The user's command follows after "--": its options are not parsed here.
     split = words.index("--") if command.takes_command and "--" in words else len(words)
     known = argparse.Namespace(command=command.name, words=tuple(words[split + 1 :]))
     try:
         # `parse_args` would miss an optional positional argument that follows an option.
-        return parser_of(command).parse_intermixed_args([*flags, *_with_url(command, words[:split])], known)
+        return parser_of(command).parse_intermixed_args([*flags, *_insert_default_url(command, words[:split])], known)
     except SystemExit as leaving:  # argparse exits after help or an error
-        raise SystemExit(command.status_offset + WRONG_USAGE if leaving.code else 0) from None
+        raise SystemExit(command.exit_status_offset + WRONG_USAGE if leaving.code else 0) from None
 
 
-def _with_url(command: Command, words: list[str]) -> list[str]:
+def _insert_default_url(command: Command, words: list[str]) -> list[str]:
     url = os.environ.get(DEFAULT_URL)
     if not command.takes_url or not url:
         return words
@@ -127,9 +127,9 @@ def _with_url(command: Command, words: list[str]) -> list[str]:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(WRONG_USAGE, f"{self.prog}: {message}{self._hint(message)}; see {self.prog} --help\n")
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}{self._hint_for(message)}; see {self.prog} --help\n")
 
-    def _hint(self, message: str) -> str:
+    def _hint_for(self, message: str) -> str:
         words = message.partition("unrecognized arguments: ")[2].split()
         if not words:
             return ""
@@ -141,7 +141,7 @@ class _Parser(argparse.ArgumentParser):
         return "; the command comes after --: rdzv run URL -- COMMAND" if self.prog == "rdzv run" else ""
 
 
-def _overview(names: Iterable[str]) -> argparse.ArgumentParser:
+def _overview_parser(names: Iterable[str]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="rdzv",
         usage="rdzv [-h] [--version] [-v] [--debug] COMMAND ...",
@@ -149,11 +149,11 @@ def _overview(names: Iterable[str]) -> argparse.ArgumentParser:
         epilog=f"Where URL is left out, {DEFAULT_URL} is taken from the environment. rdzv help COMMAND says more.",
     )
     parser.add_argument("--version", action="version", version=f"rdzv {__version__}")
-    _add_flags(parser)
+    _add_common_flags(parser)
     parser.add_argument("command", metavar="COMMAND", help="one of these; each group begins with those used most")
     for title, group in GROUPS.items():
         listed = parser.add_argument_group(title)
-        for command in map(command_named, (name for name in group if name in names)):
+        for command in map(load_command, (name for name in group if name in names)):
             listed.add_argument(f"  {command.name}", nargs="?", help=command.help)
     return parser
 
@@ -162,21 +162,21 @@ def parser_of(command: Command) -> _Parser:
     """Return a subcommand's parser."""
     description = f"{command.help[0].upper()}{command.help[1:]}."
     parser = _Parser(prog=f"rdzv {command.name}", usage=command.usage, description=description)
-    _add_flags(parser)
+    _add_common_flags(parser)
     for each in command.arguments:
         parser.add_argument(*each.names, **each.settings)
     return parser
 
 
-def _complete() -> None:
+def _complete_for_shell() -> None:
     """Complete a command line for a shell and exit, for `eval "$(register-python-argcomplete rdzv)"`."""
     parser = _Parser(prog="rdzv")
     subparsers = parser.add_subparsers()
-    for command in map(command_named, ROOMS):
+    for command in map(load_command, ROOMS):
         subparsers.add_parser(command.name, parents=[parser_of(command)], add_help=False)
     importlib.import_module("argcomplete").autocomplete(parser)
 
 
-def _add_flags(parser: argparse.ArgumentParser) -> None:
+def _add_common_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="log what happens")
     parser.add_argument("--debug", action="store_true", help="log everything, and show tracebacks of errors")

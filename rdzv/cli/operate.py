@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv.backends.credentials import Credentials
-from rdzv.backends.host_queries import tell_lost
+from rdzv.backends.host_queries import report_host_lost
 from rdzv.cli.command import (
     DONE,
     FAILED,
@@ -35,7 +35,7 @@ from rdzv.core.questions import ANSWER_TTL, KILL, STACKS, Question, unpack_answe
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run.status import read_nodes
-from store.printable import first_of, in_words
+from store.printable import abbreviate, in_words
 
 if TYPE_CHECKING:
     from rdzv.core.keys import Keys
@@ -46,7 +46,7 @@ ANSWER_WITHIN: Final = 5.0  # seconds for a launcher to answer `rdzv chaos`
 REFUSED: Final = "refused"
 
 
-def _attribute(text: str) -> tuple[str, str]:
+def _parse_attribute(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{text[:80]!r} must be an attribute and its value: rack=17")
@@ -70,7 +70,7 @@ def _check_target(options: argparse.Namespace) -> None:
     REASON,
     flag("--create", "also a run that no node has come to; none will get in"),
 )
-async def _close(options: argparse.Namespace) -> int:
+async def _close_run(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup(), must_exist=not options.create) as run:
         closed = await run.set_closed(options.reason)
         _, history, cost = await run.account()
@@ -85,15 +85,15 @@ async def _close(options: argparse.Namespace) -> int:
     *RUN,
     Argument("host", metavar="HOST", help="the host, as in the URL; if it is still at work, two runs go on"),
 )
-async def _lost(options: argparse.Namespace) -> int:
+async def _report_lost_host(options: argparse.Namespace) -> int:
     settings = parse_settings(options.url)
-    said = await tell_lost(settings, Credentials(settings), options.host)
+    said = await report_host_lost(settings, Credentials(settings), options.host)
     say(said, "if that host is at work after all, two runs go on now: end one of them")
     return DONE
 
 
 @command("reopen", "open a run again that was closed, so that nodes may join it", *RUN)
-async def _reopen(options: argparse.Namespace) -> int:
+async def _reopen_run(options: argparse.Namespace) -> int:
     async with open_run(options) as run:
         closed = await run.reopen()
     if closed is None:
@@ -108,12 +108,12 @@ async def _reopen(options: argparse.Namespace) -> int:
     "keep a node out of a run",
     *RUN,
     NODE_OR_WHERE,
-    option(WHERE, _attribute, "instead of NODE: all nodes with this attribute, also those that come later"),
+    option(WHERE, _parse_attribute, "instead of NODE: all nodes with this attribute, also those that come later"),
     REASON,
     flag("--now", "put it out of its round at once, not only of the next one"),
     option("--for SECONDS", duration, "for how long, say 10m (default: until unban)", dest="lasts"),
 )
-async def _ban(options: argparse.Namespace) -> int:
+async def _ban_nodes(options: argparse.Namespace) -> int:
     _check_target(options)
     span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
     async with open_run(options) as run:
@@ -124,16 +124,16 @@ async def _ban(options: argparse.Namespace) -> int:
             say(f"node {options.node} is banned from run {run.run_id}{span}")
             return DONE
         name, value = options.where
-        who = f"now {first_of(here, NAMED_MOST)}" if here else await _no_such_node(run, name)
+        who = f"now {abbreviate(here, NAMED_MOST)}" if here else await _no_match_message(run, name)
     say(f"nodes with {name}={value} are banned from run {run.run_id}{span}: {who}")
     return DONE
 
 
-async def _no_such_node(run: Run, name: str) -> str:
+async def _no_match_message(run: Run, name: str) -> str:
     """Say that the ban matches no present node, and list the nodes' values of the attribute: a typo is likely."""
     records = (await read_nodes(run.store, run.keys)).values()
     there = sorted({str(record.attributes[name]) for record in records if name in record.attributes})
-    has = f"its nodes have {first_of(there, NAMED_MOST)}" if there else f"none of its nodes has any {name}"
+    has = f"its nodes have {abbreviate(there, NAMED_MOST)}" if there else f"none of its nodes has any {name}"
     return f"only nodes that come later; {has}"
 
 
@@ -142,10 +142,10 @@ async def _no_such_node(run: Run, name: str) -> str:
     "let a banned node come again",
     *RUN,
     NODE_OR_WHERE,
-    option(WHERE, _attribute, "instead of NODE: what has banned all nodes with this attribute"),
+    option(WHERE, _parse_attribute, "instead of NODE: what has banned all nodes with this attribute"),
     Argument("--reason", default="", help="why; the history says it"),
 )
-async def _unban(options: argparse.Namespace) -> int:
+async def _unban_nodes(options: argparse.Namespace) -> int:
     _check_target(options)
     async with open_run(options) as run:
         was_banned = await run.unban(options.node or "", options.reason, where=options.where)
@@ -164,7 +164,7 @@ async def _unban(options: argparse.Namespace) -> int:
     REASON,
     option("--within --in SECONDS", duration, "from now; then it leaves, wherever the others are", default=120.0),
 )
-async def _drain(options: argparse.Namespace) -> int:
+async def _drain_node(options: argparse.Namespace) -> int:
     async with open_run(options) as run:
         await run.drain(options.node, options.within, options.reason)
     say(f"node {options.node} is to leave run {run.run_id} within {options.within:g} s")
@@ -179,7 +179,7 @@ async def _drain(options: argparse.Namespace) -> int:
     option("--max N", whole_number(1), "the most nodes of a round; not given: as it is"),
     REASON,
 )
-async def _resize(options: argparse.Namespace) -> int:
+async def _resize_run(options: argparse.Namespace) -> int:
     if options.min is None and options.max is None:
         raise RendezvousSettingsError("give --min, --max or both")
     async with open_run(options) as run:
@@ -189,7 +189,7 @@ async def _resize(options: argparse.Namespace) -> int:
     return DONE
 
 
-async def _ask(client: Store, keys: Keys, what: str, node_id: str) -> str:
+async def _ask_launcher(client: Store, keys: Keys, what: str, node_id: str) -> str:
     name = secrets.token_hex(8)
     answered = keys.answers(name) + node_id
     await client.put(keys.questions + name, Question(what=what, node_id=node_id).pack(), ttl=ANSWER_TTL)
@@ -200,14 +200,14 @@ async def _ask(client: Store, keys: Keys, what: str, node_id: str) -> str:
 
 
 @command("stacks", "show the Python stacks of the processes that a node's rdzv run has started", *RUN, NODE)
-async def _stacks(options: argparse.Namespace) -> int:
+async def _print_stacks(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (client, keys):
         there = set(await read_nodes(client, keys))
         if options.node not in there:
-            here = first_of(sorted(there), NAMED_MOST) or "none"
+            here = abbreviate(sorted(there), NAMED_MOST) or "none"
             raise RendezvousStateError(f"run {keys.run_id} has no node {options.node}; it has {here}")
         with anyio.move_on_after(options.timeout):
-            say(*(await _ask(client, keys, STACKS, options.node)).splitlines())
+            say(*(await _ask_launcher(client, keys, STACKS, options.node)).splitlines())
             return DONE
     raise RendezvousTimeoutError(
         f"node {options.node} has not answered within {options.timeout:g} s: only the launcher does, rdzv run, and it "
@@ -233,7 +233,7 @@ def rate(text: str) -> float:
     flag("--yes", "this really kills: without it nothing is done"),
     limited=False,
 )
-async def _chaos(options: argparse.Namespace) -> int:
+async def _kill_at_random(options: argparse.Namespace) -> int:
     if not options.yes:
         raise RendezvousSettingsError(
             "chaos kills nodes of the run, and was not confirmed: add --yes. Only launchers started with --allow-chaos "
@@ -253,7 +253,7 @@ async def _chaos(options: argparse.Namespace) -> int:
                     continue
                 node_id, answer = rng.choice(there), "no answer: only a launcher gives one, rdzv run"
                 with anyio.move_on_after(ANSWER_WITHIN):
-                    answer = await _ask(client, keys, KILL, node_id)
+                    answer = await _ask_launcher(client, keys, KILL, node_id)
                     obeyed += not answer.startswith(REFUSED)
                 say(f"{node_id}: {answer}")
                 asked += 1

@@ -36,16 +36,16 @@ THEN: Final = {
     takes_command=True,
     ends_with=lambda options, status: (options.exit_codes or {}).get(THEN[status], status),
 )
-async def _run(options: argparse.Namespace) -> int:
+async def _run_launcher(options: argparse.Namespace) -> int:
     if not options.words:
         raise RendezvousSettingsError("there is no command; write it at the end, after --")
     told = {each.name: getattr(options, each.name) for each in fields(Job) if each.metadata}
     told |= {"url": options.url, "command": options.words}
     nproc = options.nproc or 1
     if slurm.is_slurm_word(options.url):
-        nproc = options.nproc or slurm.process_count(os.environ)
+        nproc = options.nproc or slurm.default_process_count(os.environ)
         told |= {
-            "url": slurm.url_of(options.url, os.environ),
+            "url": slurm.slurm_url(options.url, os.environ),
             "says_cost": os.environ.get("SLURM_PROCID", "0") == "0",  # one task prints the cost: srun merges all output
         }
     return await launch.run(Job(**{**told, "nproc": count_processes(nproc)}))

@@ -17,9 +17,9 @@ from rdzv.cli.reach import open_run, open_store, parse_settings
 from rdzv.core.report import long_duration
 from rdzv.core.round import Round
 from rdzv.errors import RendezvousStateError
-from rdzv.node.run.status import Usage, read_usage
+from rdzv.node.run.status import RunUsage, read_usage
 from store.messages import Revoke
-from store.printable import first_of
+from store.printable import abbreviate
 
 if TYPE_CHECKING:
     import argparse
@@ -33,7 +33,7 @@ GONE_WITHIN: Final = 5.0  # seconds for the nodes of a run closed by --force to 
 @command(
     "ping", "measure how quickly a store answers", *STORE, option("--count N", whole_number(1), "how often", default=5)
 )
-async def _ping(options: argparse.Namespace) -> int:
+async def _ping_store(options: argparse.Namespace) -> int:
     url = parse_settings(options.url).endpoint.url
     async with open_store(options.url, timeout=options.timeout) as (client, _):
         for _ in range(options.count):
@@ -47,7 +47,7 @@ async def _ping(options: argparse.Namespace) -> int:
     *STORE,
     flag("--json", "as one JSON object per run"),
 )
-async def _runs(options: argparse.Namespace) -> int:
+async def _list_runs(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (client, keys):
         runs = list((await read_usage(client, keys.prefix)).values())
         uptime = (await client.stats()).get("uptime", 0.0)
@@ -56,13 +56,13 @@ async def _runs(options: argparse.Namespace) -> int:
         for run in runs:
             print_text(json.dumps(run._asdict()))
     elif runs:
-        say(*_table(runs, uptime))
+        say(*_run_table(runs, uptime))
     else:
         say(f"there are no runs under {keys.prefix}")
     return DONE
 
 
-def _table(runs: list[Usage], uptime: float) -> list[str]:
+def _run_table(runs: list[RunUsage], uptime: float) -> list[str]:
     """Return one line per run; ">" marks the age of a run that is older than the server's process."""
     width = max(6, *(len(run.run_id) for run in runs))
     lines = [f"{'run':<{width}}  {'keys':>8}  {'bytes':>14}  {'age':>10}"]
@@ -79,12 +79,12 @@ def _table(runs: list[Usage], uptime: float) -> list[str]:
     *RUN,
     flag("--force", "also a run with nodes, which is closed for them first"),
 )
-async def _forget(options: argparse.Namespace) -> int:
+async def _forget_run(options: argparse.Namespace) -> int:
     async with open_run(options) as run:
         client, keys = run.store, run.keys
         nodes = await _list_nodes(client, keys)
         if nodes and not options.force:
-            named = first_of(nodes, NAMED_MOST)
+            named = abbreviate(nodes, NAMED_MOST)
             raise RendezvousStateError(
                 f"run {keys.run_id} has {len(nodes)} node{'s' * (len(nodes) > 1)}: {named}; close it first, or forget "
                 f"it with --force"
@@ -95,12 +95,12 @@ async def _forget(options: argparse.Namespace) -> int:
                 async with client.watch(keys.nodes) as watch:
                     while await _list_nodes(client, keys):
                         await anext(aiter(watch))
-        forgotten = await _delete(client, keys)
+        forgotten = await _delete_run_keys(client, keys)
         say(f"run {keys.run_id} is forgotten: {forgotten} keys")
     return DONE
 
 
-async def _delete(client: store.Store, keys: Keys) -> int:
+async def _delete_run_keys(client: store.Store, keys: Keys) -> int:
     """Delete the present keys of a run and return their number; the record of a node that joins meanwhile stays."""
     entries = await client.list(keys.root, keys_only=True)
     leases = {entry.lease for entry in entries}
@@ -123,7 +123,7 @@ async def _list_nodes(client: store.Store, keys: Keys) -> list[str]:
 
 
 @command("stats", "show what a store's limits are, and how much of them is used", *STORE, JSON)
-async def _stats(options: argparse.Namespace) -> int:
+async def _print_stats(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (client, keys):
         figures = await client.stats()
         runs = await read_usage(client, keys.prefix) if "keys_max" in figures else {}

@@ -33,7 +33,7 @@ from rdzv.config.settings import parse
 from rdzv.display.standard_error import say_error
 from rdzv.errors import RendezvousSettingsError
 from store.net.address import DEFAULT_PORT, host_and_port
-from store.net.collector import short_collections, tidy_up
+from store.net.collector import collect_frozen, short_collections
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ def _old_flag_of_limit(limit: dataclasses.Field[Any]) -> Argument:
     ),
     *map(_old_flag_of_limit, dataclasses.fields(store.Limits)),
 )
-async def _serve(options: argparse.Namespace) -> int:
+async def _serve_store(options: argparse.Namespace) -> int:
     stop = asyncio.Event()
-    credentials = Credentials(_settings("tcps://localhost/any", options))
+    credentials = Credentials(_settings_of_options("tcps://localhost/any", options))
     tls, token = credentials.server_tls(), credentials.server_token()
     host = options.host
     if host is None:
@@ -121,19 +121,19 @@ async def _serve(options: argparse.Namespace) -> int:
 
     wish = SignalFilter()
 
-    def asked_to_stop(number: signal.Signals) -> None:
+    def on_stop_signal(number: signal.Signals) -> None:
         if not wish.accept(number):
             return
         if stop.is_set():
             os._exit(AT_ONCE)
         stop.set()
         for also in ENDING:
-            handle_signal(also, asked_to_stop, also)
-        _say(f"{number.name}: leaving; again after a second: at once")
+            handle_signal(also, on_stop_signal, also)
+        _print_line(f"{number.name}: leaving; again after a second: at once")
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        handle_signal(number, asked_to_stop, number)
-    handle_signal(signal.SIGHUP, _reload, credentials, tls)
+        handle_signal(number, on_stop_signal, number)
+    handle_signal(signal.SIGHUP, _reload_credentials, credentials, tls)
     if options.hosts is not None:
         return await _serve_as_one_of_hosts(options, stop)
     serving = store.serve(
@@ -151,13 +151,13 @@ async def _serve(options: argparse.Namespace) -> int:
             http = serve(
                 server, host, options.http_port, token=token, tls=tls, insecure=options.insecure, prefix=prefix
             )
-            _say(f"HTTP at {await stack.enter_async_context(http)}")
+            _print_line(f"HTTP at {await stack.enter_async_context(http)}")
         where = host_and_port(host or "*", server.port)
         kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
         if options.port_file:
             _write_atomically(options.port_file, f"{server.port}\n")
-        _say(f"store {server.store_id} listens on {where}, {kept}")
-        notify("READY=1")
+        _print_line(f"store {server.store_id} listens on {where}, {kept}")
+        notify_service_manager("READY=1")
         server.on_failure(stop.set)  # if the server fails, end this process: a service manager restarts it
         beating = asyncio.create_task(_notify_watchdog(), name="tell the watchdog that this loop runs")
         stack.push_async_callback(cancel_and_wait, beating)
@@ -166,9 +166,9 @@ async def _serve(options: argparse.Namespace) -> int:
             with anyio.move_on_after(TIDY_EVERY):
                 await stop.wait()
             if not server.connections:
-                tidy_up()
-        notify("STOPPING=1")
-        _say(f"leaving, {server.connections} connections are told")
+                collect_frozen()
+        notify_service_manager("STOPPING=1")
+        _print_line(f"leaving, {server.connections} connections are told")
     return DONE
 
 
@@ -176,7 +176,7 @@ async def _serve_as_one_of_hosts(options: argparse.Namespace, stop: asyncio.Even
     """Serve the store while no other host of `--hosts` does, until `stop` is set."""
     given = {name: getattr(options, name) for name in ("insecure", "http_port", "data_dir")}
     given |= {"limits": _limits_from_options(options), "close_timeout": ENDS_WITHIN}
-    settings = _settings(f"{'tcps' if options.cert else 'tcp'}://{options.hosts}/any", options, **given)
+    settings = _settings_of_options(f"{'tcps' if options.cert else 'tcp'}://{options.hosts}/any", options, **given)
     if not settings.endpoint.has_successors:
         raise RendezvousSettingsError(f"--hosts={options.hosts[:80]} names one host; give --host and --port for that")
     credentials = Credentials(settings)
@@ -188,17 +188,17 @@ async def _serve_as_one_of_hosts(options: argparse.Namespace, stop: asyncio.Even
             state = f"serves the store at {settings.endpoint.url}" if succession.is_hosting else "waits for its turn"
             if state != said:
                 said = state
-                _say(state)
-                notify(f"READY=1\nSTATUS={state}")
+                _print_line(state)
+                notify_service_manager(f"READY=1\nSTATUS={state}")
             with anyio.move_on_after(LOOK_EVERY):
                 await stop.wait()
-        notify("STOPPING=1")
+        notify_service_manager("STOPPING=1")
     finally:
         await succession.aclose()
     return DONE
 
 
-def notify(state: str) -> None:
+def notify_service_manager(state: str) -> None:
     """Send a state to the service manager, if NOTIFY_SOCKET names its socket; "@" begins an abstract name."""
     name = os.environ.get("NOTIFY_SOCKET")
     if not name:
@@ -214,10 +214,10 @@ async def _notify_watchdog() -> None:
     microseconds, of = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", str(os.getpid()))
     while microseconds.isdecimal() and int(microseconds) and of == str(os.getpid()):
         await anyio.sleep(int(microseconds) / 2e6)
-        notify("WATCHDOG=1")
+        notify_service_manager("WATCHDOG=1")
 
 
-def _say(what: str) -> None:
+def _print_line(what: str) -> None:
     say_error(f"rdzv serve: {what}")
 
 
@@ -227,7 +227,7 @@ def _limits_from_options(options: argparse.Namespace) -> store.Limits:
     return limits
 
 
-def _settings(url: str, options: argparse.Namespace, **given: Any) -> Settings:
+def _settings_of_options(url: str, options: argparse.Namespace, **given: Any) -> Settings:
     """Return settings with the options' credentials and `given`; the environment contributes only a token."""
     if options.ca is not None and options.cert is None:
         raise store.StoreUsageError("--ca needs --cert beside it")
@@ -237,20 +237,20 @@ def _settings(url: str, options: argparse.Namespace, **given: Any) -> Settings:
     return parse(url, given, environment)
 
 
-def _reload(credentials: Credentials, tls: ssl.SSLContext | None) -> None:
+def _reload_credentials(credentials: Credentials, tls: ssl.SSLContext | None) -> None:
     """Reload token, certificate, key and authorities; if one of them is invalid, keep the present ones."""
     if tls is None and credentials.renew is None:
-        _say("there is no certificate to read again, and no file with a token")
+        _print_line("there is no certificate to read again, and no file with a token")
         return
     what = "the token" if tls is None else "the certificate"
     try:
         token = credentials.read_token()
         credentials.server_tls()
     except RendezvousSettingsError as error:
-        _say(f"{what} stays as it was: {error}")
+        _print_line(f"{what} stays as it was: {error}")
     else:
         credentials.token = token
-        _say(f"{what} was read again, and is shown to new connections")
+        _print_line(f"{what} was read again, and is shown to new connections")
 
 
 def _write_atomically(path: str, text: str) -> None:

@@ -55,7 +55,7 @@ class Endpoint:
             refuse(f"{self.scheme} needs a host; write for example {self.scheme}://head")
         twice = next((host for host in self.hosts if self.hosts.count(host) > 1), None)
         if twice is not None and self.info.family == "tcp":
-            refuse(f"the URL lists {_written(*twice)} twice; name each host once")
+            refuse(f"the URL lists {_join_host_and_port(*twice)} twice; name each host once")
 
     @classmethod
     @functools.lru_cache(maxsize=16)  # cached: nodes of one process mostly have the same store
@@ -70,8 +70,8 @@ class Endpoint:
         written = authority.split(",")
         port = SCHEMES[scheme].port
         if len(written) > 1 and SCHEMES[scheme].family == "tcp":  # a host without a port gets the last port in the URL
-            port = next((last for host in reversed(written) if (last := _host_and_port(host, 0)[1])), port)
-        return cls(scheme=scheme, hosts=tuple(_host_and_port(host, port) for host in written))
+            port = next((last for host in reversed(written) if (last := _parse_host_and_port(host, 0)[1])), port)
+        return cls(scheme=scheme, hosts=tuple(_parse_host_and_port(host, port) for host in written))
 
     @property
     def info(self) -> Scheme:
@@ -86,7 +86,7 @@ class Endpoint:
     @property
     def url(self) -> str:
         """The URL without run id and parameters."""
-        return f"{self.scheme}://{','.join(_written(*one) for one in self.hosts)}"
+        return f"{self.scheme}://{','.join(_join_host_and_port(*one) for one in self.hosts)}"
 
 
 def _check_scheme(scheme: str) -> None:
@@ -100,7 +100,7 @@ def _check_scheme(scheme: str) -> None:
 _HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(:(?P<port>.*))?", re.DOTALL)
 
 
-def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
+def _parse_host_and_port(text: str, default_port: int) -> tuple[str, int]:
     match = _HOST_AND_PORT.fullmatch(text)
     host = unquote(match["host"]) if match else ""
     if host.startswith("["):
@@ -126,7 +126,7 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
     return host, int(port)
 
 
-def _written(host: str, port: int) -> str:
+def _join_host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -158,11 +158,11 @@ def split_url(url: str) -> UrlParts:
     given: object = url
     if not isinstance(given, str):
         refuse(f"the URL {shown(given)} must be a str; write for example tcp://head:29400/job-7")
-    return _split(url)
+    return _split_valid_url(url)
 
 
 @functools.lru_cache(maxsize=16)  # cached: the registry and the backend parse the same URL
-def _split(url: str) -> UrlParts:
+def _split_valid_url(url: str) -> UrlParts:
     visible = shown(url.partition("?")[0] if "@" not in url else "...")  # errors show no parameters and no passwords
     if "://" not in url:
         refuse(f"the URL {visible} has no scheme; write for example tcp://head:29400/job-7")

@@ -33,7 +33,7 @@ def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int |
     return {**agreed, "min_nodes": least, "max_nodes": most, RESIZED_FROM: former}
 
 
-def was_resized_from(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+def differs_by_resize(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     """Return True if the run's settings differ from a node's own only by resizes."""
     numbers = {name: ours[name] for name in ("min_nodes", "max_nodes")}
     if describe_difference(ours, {**theirs, **numbers}):
@@ -41,7 +41,7 @@ def was_resized_from(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool
     return list(numbers.values()) in [list(pair) for pair in theirs.get(RESIZED_FROM, ())]
 
 
-def sizes_of(agreed: Mapping[str, Any]) -> tuple[int, int]:
+def size_limits_of(agreed: Mapping[str, Any]) -> tuple[int, int]:
     """Return the fewest and the most nodes of a round, in whole units."""
     unit = agreed["node_unit"]
     return min_in_whole_units(agreed["min_nodes"], unit), max_in_whole_units(agreed["max_nodes"], unit)

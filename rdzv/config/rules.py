@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rdzv.config.parameters import Parameter
 
 
-def check_that_it_applies(parameter: Parameter, endpoint: Endpoint) -> None:
+def check_applies_to_store(parameter: Parameter, endpoint: Endpoint) -> None:
     """Raise an error for a parameter that this kind of store ignores."""
     if parameter.family not in ("", endpoint.info.family):
         refuse(

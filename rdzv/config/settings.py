@@ -27,7 +27,7 @@ from rdzv.config import value_types as kinds
 from rdzv.config.config_errors import refuse, shown, suggest
 from rdzv.config.endpoint import SCHEMES, Endpoint, split_url
 from rdzv.config.parameters import KEEP_ALIVE, RUN_ID, Parameter, Source, parameter
-from rdzv.config.rules import check_consistent, check_that_it_applies, max_in_whole_units, min_in_whole_units
+from rdzv.config.rules import check_applies_to_store, check_consistent, max_in_whole_units, min_in_whole_units
 from rdzv.config.value_types import duration, whole_number
 from store.limits import Limits  # noqa: TC001  so that the annotations can be evaluated
 from store.messages import GONE_TTL
@@ -198,7 +198,7 @@ class Settings:
             if value is not None and value is not one.default:
                 object.__setattr__(self, name, one.read(value))
                 if value is not False:
-                    check_that_it_applies(one, self.endpoint)
+                    check_applies_to_store(one, self.endpoint)
             elif value is None and one.derive is not None:
                 object.__setattr__(self, name, one.derive(self))
         check_consistent(self)
@@ -216,14 +216,14 @@ class Settings:
     @property
     def needed(self) -> int:
         """The fewest nodes of a round, in whole units; raises an error for an observer."""
-        return min_in_whole_units(self._joiner(self.min_nodes), self.node_unit)
+        return min_in_whole_units(self._require_nodes(self.min_nodes), self.node_unit)
 
     @property
     def capacity(self) -> int:
         """The most nodes of a round, in whole units; raises an error for an observer."""
-        return max_in_whole_units(self._joiner(self.max_nodes), self.node_unit)
+        return max_in_whole_units(self._require_nodes(self.max_nodes), self.node_unit)
 
-    def _joiner(self, nodes: int | None) -> int:
+    def _require_nodes(self, nodes: int | None) -> int:
         if nodes is None:
             refuse(
                 f"min_nodes is missing, and a node that joins run {shown(self.run_id)} must say it; "
@@ -233,7 +233,7 @@ class Settings:
 
     def shared(self) -> dict[str, Any]:
         """Return the settings on which all nodes of a run must agree, as plain data."""
-        agreed = {name: _plain(getattr(self, name)) for name in _SHARED}
+        agreed = {name: _name_if_callable(getattr(self, name)) for name in _SHARED}
         given = {name: getattr(self, name) for name in _SHARED_IF_GIVEN}
         agreed |= {name: value for name, value in given.items() if value != PARAMETERS[name].default}
         return agreed | ({HOSTS: self.endpoint.url} if self.endpoint.has_successors else {})
@@ -245,7 +245,7 @@ HOSTS: Final = "hosts"  # the key in `shared` of the URL's hosts, if several
 _SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout", "unit_within")
 
 
-def _plain(value: Any) -> Any:
+def _name_if_callable(value: Any) -> Any:
     if not callable(value):
         return value
     named = value if hasattr(value, "__qualname__") else type(value)
@@ -320,7 +320,7 @@ def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) ->
         chosen |= values
     settings = Settings(endpoint=endpoint, run_id=run_id, **chosen)
     if settings.can_join and settings.max_nodes != settings.capacity:
-        _warn(
+        _warn_once(
             f"max_nodes={settings.max_nodes} is no multiple of node_unit={settings.node_unit}: a round has at most "
             f"{settings.capacity} nodes, and more stay as spares; write max_nodes={settings.capacity} or "
             f"max_nodes={settings.capacity + settings.node_unit}"
@@ -329,7 +329,7 @@ def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) ->
 
 
 @functools.cache
-def _warn(sentence: str) -> None:
+def _warn_once(sentence: str) -> None:
     """Warn once per process, as settings are often parsed more than once."""
     log.warning("%s", sentence)
 
@@ -349,18 +349,18 @@ def read(given: Mapping[str, Any], source: Source) -> dict[str, Any]:
         value = parameter.read(raw, source=source, written=written)
         first = written_as.get(parameter.name)
         if first is not None and values[parameter.name] != value:
-            _contradiction(f"{first}={shown(given[first])} and {written}={shown(raw)}", source)
+            _raise_contradiction(f"{first}={shown(given[first])} and {written}={shown(raw)}", source)
         values[parameter.name], written_as[parameter.name] = value, written
     if values.keys() & KEEP_ALIVE.keys():
         interval, attempts = (values.pop(name, parameter.default) for name, parameter in KEEP_ALIVE.items())
         written = " x ".join(KEEP_ALIVE)
         product = PARAMETERS["ttl"].read(round(interval * attempts, 9), source=source, written=written)
         if values.setdefault("ttl", product) != product:
-            _contradiction(f"ttl={values['ttl']:g} and {written}={product:g}", source)
+            _raise_contradiction(f"ttl={values['ttl']:g} and {written}={product:g}", source)
     return values
 
 
-def _contradiction(both: str, source: Source) -> NoReturn:
+def _raise_contradiction(both: str, source: Source) -> NoReturn:
     refuse(f"{both}{source.value} mean the same and must not differ; leave one out")
 
 

@@ -74,7 +74,7 @@ _WITH_UNITS: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+", re.AS
 _WITH_UNIT: Final = re.compile(r"([0-9.]+)(ms|s|m|h|d)", re.ASCII)
 
 
-def _seconds(raw: Any) -> float:
+def _parse_seconds(raw: Any) -> float:
     if isinstance(raw, (bool, bytes, bytearray)):
         raise TypeError
     if not isinstance(raw, str):
@@ -89,7 +89,7 @@ def duration(at_least: float = 0.0, *, because: str = "", example: str = "30") -
     """Return the type of durations in seconds; `because` explains the minimum."""
 
     def convert(raw: Any) -> float:
-        seconds = _seconds(raw)
+        seconds = _parse_seconds(raw)
         if not at_least <= seconds <= DURATION_MAX:  # NaN is rejected, too
             raise ValueError
         return seconds
@@ -98,14 +98,14 @@ def duration(at_least: float = 0.0, *, because: str = "", example: str = "30") -
     return Kind(limit, convert, example)
 
 
-def _flag(raw: Any) -> bool:
+def _parse_flag(raw: Any) -> bool:
     word = str(raw).lower()
     if word not in WORDS_FOR_TRUE | WORDS_FOR_FALSE:
         raise ValueError
     return word in WORDS_FOR_TRUE
 
 
-def _text(raw: Any) -> str:
+def _check_text(raw: Any) -> str:
     """Return a text; raise an error if it is empty, or has control characters or lone surrogates."""
     if not isinstance(raw, str):
         raise TypeError
@@ -115,7 +115,7 @@ def _text(raw: Any) -> str:
 
 
 def _name(raw: Any) -> str:
-    name = _text(raw)
+    name = _check_text(raw)
     if "/" in name or len(name) > NAME_LENGTH_MAX:
         raise ValueError
     return name
@@ -130,16 +130,16 @@ def _names(raw: Any) -> tuple[str, ...]:
 
 
 def _path(raw: Any) -> str:
-    return _text(str(raw) if isinstance(raw, PurePath) else raw)
+    return _check_text(str(raw) if isinstance(raw, PurePath) else raw)
 
 
 def _prefix(raw: Any) -> str:
     # Outer slashes make no difference: nodes with prefix `a`, `/a` and `a/` use the same keys.
-    return "/" + _text(_text(raw).strip("/"))
+    return "/" + _check_text(_check_text(raw).strip("/"))
 
 
 def _address(raw: Any) -> str:
-    address = _text(raw)
+    address = _check_text(raw)
     if address.startswith("[") and address.endswith("]"):
         address = address[1:-1]
     if ":" in address:
@@ -151,9 +151,9 @@ def _address(raw: Any) -> str:
     return address
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
+def _is_nested_deeper(value: Any, levels: int) -> bool:
     inside = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else ()
-    return bool(inside) and (levels == 0 or any(_is_deeper(one, levels - 1) for one in inside))
+    return bool(inside) and (levels == 0 or any(_is_nested_deeper(one, levels - 1) for one in inside))
 
 
 def _payload(raw: Any) -> Any:
@@ -165,12 +165,12 @@ def _payload(raw: Any) -> Any:
         raise InvalidValue(f"msgpack cannot carry it ({error})") from error
     if len(packed) > PAYLOAD_BYTES_MAX:
         raise InvalidValue(f"it has {len(packed)}")
-    if _is_deeper(copy, PAYLOAD_LEVELS_MAX):
+    if _is_nested_deeper(copy, PAYLOAD_LEVELS_MAX):
         raise InvalidValue("it is nested more deeply")
     return copy
 
 
-def _pairs(raw: Any) -> dict[Any, Any]:
+def _parse_pairs(raw: Any) -> dict[Any, Any]:
     """Return the pairs of a mapping, or of text such as rack:r1,zone:z2."""
     if not isinstance(raw, str):
         return dict(Mapping.items(raw))
@@ -186,7 +186,7 @@ def _pairs(raw: Any) -> dict[Any, Any]:
 
 
 def _attributes(raw: Any) -> Mapping[str, str]:
-    attributes = {_text(name): _text(value) for name, value in _pairs(raw).items()}
+    attributes = {_check_text(name): _check_text(value) for name, value in _parse_pairs(raw).items()}
     if len(msgpack.packb(attributes)) > ATTRIBUTES_BYTES_MAX:
         raise InvalidValue("these are more")
     return MappingProxyType(attributes)
@@ -196,7 +196,7 @@ def _read_limits(raw: Any) -> Limits:
     if isinstance(raw, Limits):
         return raw
     types: dict[str, Any] = {limit.name: type(limit.default) for limit in fields(Limits)}
-    pairs = _pairs(raw)
+    pairs = _parse_pairs(raw)
     for name in pairs:
         if name not in types:
             raise InvalidValue(f"there is no limit {shown(name)}{suggest(str(name), types)}")
@@ -226,7 +226,7 @@ def _ports(raw: Any) -> str:
     return f"{low}-{high}" if dash else f"{low}"
 
 
-def _require(is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
+def _checker(is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
     def convert(raw: Any) -> Any:
         if not is_one(raw):
             raise TypeError
@@ -235,9 +235,9 @@ def _require(is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
     return convert
 
 
-FLAG: Final = Kind("one of 1, 0, true, false, yes, no, on, off", _flag, "true")
+FLAG: Final = Kind("one of 1, 0, true, false, yes, no, on, off", _parse_flag, "true")
 FLAG_OR_AUTO: Final = Kind(
-    "one of auto, 1, 0, true, false, yes, no, on, off", lambda raw: None if raw == "auto" else _flag(raw), "true"
+    "one of auto, 1, 0, true, false, yes, no, on, off", lambda raw: None if raw == "auto" else _parse_flag(raw), "true"
 )
 _IN_A_NAME: Final = f'1 to {NAME_LENGTH_MAX} printable characters without "/"'
 NAME: Final = Kind(f"{_IN_A_NAME}, which separates the parts of a key", _name, "host10")
@@ -246,11 +246,11 @@ NAMES: Final = Kind(
     _names,
     "gpu-001,gpu-002",
 )
-TEXT: Final = Kind("text that is not empty, in printable characters", _text, "rack")
+TEXT: Final = Kind("text that is not empty, in printable characters", _check_text, "rack")
 PATH: Final = Kind("the path of a file or directory, not empty", _path, "/run/secrets/rdzv")
 PREFIX: Final = Kind("the beginning of a key, in printable characters and more than slashes", _prefix, "/rdzv")
 ADDRESS: Final = Kind("a host name or an IP address of this machine, without a port", _address, "10.0.0.7")
-SECRET: Final = Kind("text or bytes, not empty", _require(lambda raw: isinstance(raw, str | bytes) and raw), "...")
+SECRET: Final = Kind("text or bytes, not empty", _checker(lambda raw: isinstance(raw, str | bytes) and raw), "...")
 PAYLOAD: Final = Kind(
     f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack, nested at most {PAYLOAD_LEVELS_MAX} deep", _payload, "8xH100"
 )
@@ -263,12 +263,12 @@ LIMITS: Final = Kind("a store.Limits, or names of its fields with numbers", _rea
 RANK_ORDER: Final = Kind(
     f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _rank_order, "topology:rack"
 )
-HOST: Final = Kind(f"one of {', '.join(HOSTS)}", _require(HOSTS.__contains__), "process")
-TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _require(TORCH_STORES.__contains__), "tcp")
+HOST: Final = Kind(f"one of {', '.join(HOSTS)}", _checker(HOSTS.__contains__), "process")
+TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _checker(TORCH_STORES.__contains__), "tcp")
 PORTS: Final = Kind(f"a port or a range of them, from 1 to {PORT_MAX}", _ports, "29500-29599")
 HTTP_PORT: Final = whole_number(
     0, PORT_MAX, limit=f"a port from 1 to {PORT_MAX}, or 0 for any free one", example="29401"
 )
-FUNCTION: Final = Kind("a function", _require(callable), "check_gpus")
+FUNCTION: Final = Kind("a function", _checker(callable), "check_gpus")
 # An SSLContext is recognized by its method, as a pure module does not import `ssl`.
-TLS: Final = Kind("an ssl.SSLContext", _require(lambda raw: hasattr(raw, "wrap_bio")), "ssl.create_default_context()")
+TLS: Final = Kind("an ssl.SSLContext", _checker(lambda raw: hasattr(raw, "wrap_bio")), "ssl.create_default_context()")

@@ -34,7 +34,7 @@ class Missing(Record, kw_only=True):
 
     def where(self) -> str:
         """Return " at 10.0.0.3"; empty if the address is unknown or equals the node's id."""
-        return f" at {_shortened(self.address)}" if self.address not in ("", self.node_id) else ""
+        return f" at {_shorten_name(self.address)}" if self.address not in ("", self.node_id) else ""
 
     def describe(self, *, elapsed: float | None = 0.0) -> str:
         """Return "lost 41 s ago: why". `elapsed` has the seconds since `ago` was measured; None omits the duration."""
@@ -42,7 +42,7 @@ class Missing(Record, kw_only=True):
         return f"{how}: {self.why}" if self.why else how
 
 
-class Absent(Record, kw_only=True):
+class AbsentNodes(Record, kw_only=True):
     """A coordinator's report of missing nodes."""
 
     missing: tuple[Missing, ...] = ()  # at most `NAMED_MOST`
@@ -52,7 +52,7 @@ class Absent(Record, kw_only=True):
     staying_at: tuple[str, ...] = ()  # the addresses of the `staying` members
     said_at: float = 0.0  # the Unix time of this report; 0 if unknown
 
-    def without_durations(self) -> Absent:
+    def without_durations(self) -> AbsentNodes:
         """Return the report without the fields that change with time alone."""
         missing = tuple(one.replace(ago=None) for one in self.missing)
         return self.replace(missing=missing, said_at=0.0, waited=None if self.waited is None else 0.0)
@@ -60,10 +60,10 @@ class Absent(Record, kw_only=True):
     def describe(self, *, elapsed: float | None = 0.0) -> str:
         """Return "gpu-017 (lost 3 min ago) and gpu-023 (never seen)"; empty if no node is named."""
         shown = [
-            f"{_shortened(one.node_id)}{one.where()} ({one.describe(elapsed=elapsed)})"
+            f"{_shorten_name(one.node_id)}{one.where()} ({one.describe(elapsed=elapsed)})"
             for one in self.missing[:NAMED_OF_MANY]
         ]
-        return _listed(shown, self.count)
+        return _join_names(shown, self.count)
 
     def describe_wait(self, *, elapsed: float | None = 0.0) -> str:
         """Return "waiting 3 min for gpu-017 (lost 3 min ago)"; empty if no node is named."""
@@ -73,17 +73,17 @@ class Absent(Record, kw_only=True):
         waited = "" if self.waited is None or elapsed is None else f" {in_words(self.waited + elapsed)}"
         return f"waiting{waited} for {names}"
 
-    def describe_staying(self) -> str:
+    def names_of_staying(self) -> str:
         """Return the names of the `staying` members: "gpu-001 and gpu-002"."""
         addresses = chain(self.staying_at, repeat(""))
-        return _listed(list(map(_shortened, map(node_label, self.staying, addresses))), len(self.staying))
+        return _join_names(list(map(_shorten_name, map(node_label, self.staying, addresses))), len(self.staying))
 
 
-def _shortened(text: str) -> str:
+def _shorten_name(text: str) -> str:
     return printable(text, most=NAME_MOST)
 
 
-def _listed(shown: list[str], count: int) -> str:
+def _join_names(shown: list[str], count: int) -> str:
     if count > len(shown):
         return f"{', '.join(shown)} and {count - len(shown)} more"
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
@@ -98,7 +98,7 @@ class AbsenceBook:
         self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # by id: how, when, address, why
         self._short_since: float | None = None
 
-    def take_over(self, absent: Absent, *, now: float) -> None:
+    def take_over(self, absent: AbsentNodes, *, now: float) -> None:
         """Add the missing nodes of the previous coordinator's report, which this node received at `now`."""
         for one in absent.missing:
             if one.how != NEVER_SEEN:
@@ -129,14 +129,14 @@ class AbsenceBook:
         self._gone = {node_id: how for node_id, how in self._gone.items() if node_id in self._expected}
         self._short_since = None
 
-    def count_waiting(self, *, short: bool, now: float, waited: float | None = None) -> None:
+    def note_shortage(self, *, short: bool, now: float, waited: float | None = None) -> None:
         """Record whether too few nodes wait (`short`); `waited` has the seconds that they have waited, if known."""
         if not short:
             self._short_since = None
         elif self._short_since is None or waited is not None:
             self._short_since = now - (waited or 0.0)
 
-    def report(self, *, now: float, staying: Mapping[str, str] | None = None) -> Absent:
+    def report(self, *, now: float, staying: Mapping[str, str] | None = None) -> AbsentNodes:
         """Return the report; `staying` maps the ids for `Absent.staying` to addresses."""
         count = len(self._gone) + len(self._unseen)
         gone = (
@@ -144,7 +144,7 @@ class AbsenceBook:
             for node_id, (how, at, address, why) in self._gone.items()
         )
         unseen = (Missing(node_id=node_id, how=NEVER_SEEN) for node_id in self._unseen)
-        return Absent(
+        return AbsentNodes(
             missing=tuple(islice(chain(gone, unseen), count if count <= NAMED_MOST else NAMED_OF_MANY)),
             count=count,
             waited=None if self._short_since is None else max(now - self._short_since, 0.0),

@@ -1,4 +1,4 @@
-"""The decisions of the coordinator (`decide`) and of a waiting node (`follow`), each with its reason.
+"""The decisions of the coordinator (`decide`) and of a waiting node (`next_act_of`), each with its reason.
 
 `decide` returns the first due act in the order of the union `Act`; an act that is not due delays no later one.
 
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from rdzv.core.absent import NAMED_OF_MANY
 from rdzv.core.addresses import with_reachable_addresses
 from rdzv.core.hosts.lost_store import survivor_ranks
-from rdzv.core.ranks import domains_of, in_units
+from rdzv.core.ranks import describe_domains, fill_units
 from rdzv.core.state import MOVES, NAMED_MOST, Closed, Head, Phase, Progress, leaving_in_words
 from rdzv.errors import RendezvousSettingsError
 
@@ -53,12 +53,12 @@ class Rules:
 
     def in_whole_units(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
         """Return the nodes that form complete units (see `unit_within`)."""
-        return in_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
+        return fill_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
 
     def why_no_whole_units(self, records: Iterable[NodeRecord]) -> str:
         """Return why no round completes although at least `needed` nodes wait: these nodes fill too few units."""
-        counts = domains_of(records, attribute=self.unit_within)
-        units = f"units of {_nodes(self.unit)} lie within one {self.unit_within} each"
+        counts = describe_domains(records, attribute=self.unit_within)
+        units = f"units of {_plural(self.unit)} lie within one {self.unit_within} each"
         return f"{units}, and fewer than {self.needed} nodes fill whole ones: {counts}"
 
     def round_size(self, count: int) -> int:
@@ -84,21 +84,21 @@ class Expel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Complete:
+class Commit:
     """Commit this round; `members` are in order of rank."""
 
     number: int
     members: tuple[NodeRecord, ...]
     progress: Progress
 
-    def has_same_arrivals(self, other: Complete) -> bool:
+    def has_same_arrivals(self, other: Commit) -> bool:
         """Return True if both rounds have the same number and arrivals."""
         arrivals = [sorted(record.arrival for record in one.members) for one in (self, other)]
         return self.number == other.number and arrivals[0] == arrivals[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Publish:
     """Write the progress, and add the lifted bans, `unbans` by key, to the history."""
 
     progress: Progress
@@ -106,7 +106,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class AskStop:
     """Write `stop`, a question to the members or the decision, if its key still has revision `over`."""
 
     stop: Stop
@@ -123,7 +123,7 @@ class Wait:
     error: BaseException | None = None  # the error that prevents the round, if any
 
 
-Act = Resize | Expel | Complete | Report | Ask | Wait
+Act = Resize | Expel | Commit | Publish | AskStop | Wait
 
 LAST_CALL_GRACE = 10.0  # seconds after a last call for which join timeouts stay suspended: a new coordinator may commit
 MANY = 64  # from this many nodes on, a change of the count of arrivals alone is reported less often
@@ -138,13 +138,13 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
     view, head, closed = picture.view, picture.head, picture.head.closed is not None
     if head.resized is not None and head.resized.revision > picture.resized_at:
         return Resize(revision=head.resized.revision)
-    if view.to_expel is not None:
-        node_id, why = view.to_expel
+    if view.next_to_expel is not None:
+        node_id, why = view.next_to_expel
         record, progress = view.records[node_id], _progress(view, rules, closed=closed, now=now, drained=head.drains)
         progress = progress.after_expulsion(node_id, address=record.address, why=why)
         return Expel(node_id=node_id, arrival=record.arrival, why=why, progress=progress)
     act = next_round(view, rules, head, now=now)
-    if isinstance(act, Complete):
+    if isinstance(act, Commit):
         if picture.obstacle is None or now >= picture.obstacle.until:
             return act
         until, error = picture.obstacle
@@ -153,9 +153,9 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
     progress, unbans = act.progress, _unbans_to_note(picture)
     due = next_report_at(picture.told, picture.told_at, progress, nodes=progress.joined + progress.live, now=now)
     if unbans or (due is not None and due <= now):
-        return Report(progress=progress, unbans=unbans)
+        return Publish(progress=progress, unbans=unbans)
     if view.round is not None and view.round.in_steps and (stop := _stop(view, view.round, head, progress)) is not None:
-        return Ask(stop=stop[0], over=stop[1], progress=progress)
+        return AskStop(stop=stop[0], over=stop[1], progress=progress)
     return replace(act, until=min((at for at in (act.until, due) if at is not None), default=None))
 
 
@@ -179,7 +179,7 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
     )
 
 
-def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Complete:
+def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Commit:
     """Return the next round if it can complete now, else a `Wait` whose progress says why not."""
     assert view.synced, "the picture is complete: a node that it lacks would count as gone"
     progress = _progress(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
@@ -202,7 +202,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     if lost is not None:
         missing, ends_at = lost.awaited - len(survivors), head.lost_store_at + rules.ttl
         if missing > 0 and now < ends_at:
-            of_round = f"of {_nodes(lost.awaited)} of round {lost.round}, whose store was lost"
+            of_round = f"of {_plural(lost.awaited)} of round {lost.round}, whose store was lost"
             return Wait(until=ends_at, progress=add_problem(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= rules.early_last_call and bool(survivors)
     if view.live or not enough:
@@ -215,7 +215,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
         try:
             # Once a round has completed in this store, its ranks are the previous ones, not the lost store's.
             ranked = survivors if view.round is None else {}
-            complete = _complete(view, rules, progress, ranked, after=-1 if lost is None else lost.round)
+            complete = _new_commit(view, rules, progress, ranked, after=-1 if lost is None else lost.round)
         except BaseException as error:  # noqa: BLE001  the order may be a user's function
             stuck = add_problem(progress, f"rank_order fails with {type(error).__name__}: {error}")
             return Wait(until=now + RETRY_AFTER, progress=stuck, error=error)
@@ -268,8 +268,8 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
         departed=view.departed_count,
         departed_ids=tuple(view.departed),
         last_arrival=next(reversed(view.waiting.values())).arrival if view.waiting else 0,
-        absent=view.absences.report(now=now, staying=_staying(view, joined - spares)),
-        given_up=_given_up(view),
+        absent=view.absences.report(now=now, staying=_staying_members(view, joined - spares)),
+        given_up=_give_up_reason(view),
         why_lost=tuple((name, why) for name, why in view.why_lost.items() if name in view.lost)[:NAMED_OF_MANY],
         standstill=view.standstill if live else "",
         left_early=view.left_early,
@@ -277,12 +277,12 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
     )
 
 
-def _given_up(view: View) -> str:
+def _give_up_reason(view: View) -> str:
     told = view.gave_up.values()
     return min(told, key=lambda record: (not record.unreached, record.arrival)).gave_up[:GIVEN_UP_MOST] if told else ""
 
 
-def _staying(view: View, coming: int) -> dict[str, str]:
+def _staying_members(view: View, coming: int) -> dict[str, str]:
     if coming <= 0 or len(view.live) > NAMED_OF_MANY:
         return {}
     return {node_id: view.records[node_id].address for node_id in sorted(view.live)}
@@ -299,14 +299,14 @@ def _find_spares(view: View, rules: Rules, spares: int) -> tuple[int | None, tup
         return after, ()
     kept = [view.records[id] for id in view.members if id in view.live or id in view.waiting]
     try:
-        admitted = {record.arrival for record in _choose(rules, newcomers, kept, count)}
+        admitted = {record.arrival for record in _choose_members(rules, newcomers, kept, count)}
     except BaseException:  # noqa: BLE001  the order may be a user's function; completing the round reports its error
         return after, ()
     names = tuple(record.node_id for record in newcomers if record.arrival not in admitted)
     return (None, names) if len(names) <= NAMED_MOST else (0, ())
 
 
-def _choose(
+def _choose_members(
     rules: Rules, candidates: Sequence[NodeRecord], kept: Sequence[NodeRecord], count: int
 ) -> Sequence[NodeRecord]:
     choose = getattr(rules.order, "choose", None)
@@ -316,12 +316,12 @@ def _choose(
     arrivals = {record.arrival for record in chosen}
     if not len(chosen) == len(arrivals) == count or arrivals - {record.arrival for record in candidates}:
         raise RendezvousSettingsError(
-            f"rank_order chose {_nodes(len(chosen))}; it must choose {count} of {len(candidates)}, each once"
+            f"rank_order chose {_plural(len(chosen))}; it must choose {count} of {len(candidates)}, each once"
         )
     return chosen
 
 
-def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int) -> Complete:
+def _new_commit(view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int) -> Commit:
     """Return the round to commit. `survivors` maps nodes of the lost store's round `after` (-1: none) to ranks."""
     arrivals = list(view.waiting.values())
     room = rules.round_size(len(rules.in_whole_units(arrivals)))
@@ -333,7 +333,7 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
     if rules.unit_within:
         chosen = list(rules.in_whole_units([*kept, *newcomers])[:room])
     else:
-        chosen = [*_choose(rules, kept, (), room), *_choose(rules, newcomers, kept, room - len(kept))]
+        chosen = [*_choose_members(rules, kept, (), room), *_choose_members(rules, newcomers, kept, room - len(kept))]
     chosen.sort(key=lambda record: record.arrival)
     ordered = tuple(rules.order(tuple(chosen), previous))
     # A node that members could not reach as rank 0 does not become rank 0 again if another node can. If members could
@@ -345,9 +345,9 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
     ordered = tuple(rules.in_whole_units(ordered))  # make each unit's ranks adjacent
     if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
         raise RendezvousSettingsError(
-            f"rank_order made {len(ordered)} ranks of {_nodes(len(chosen))}; it must give each node it gets once"
+            f"rank_order made {len(ordered)} ranks of {_plural(len(chosen))}; it must give each node it gets once"
         )
-    return Complete(number=max(view.next_number, after + 1), members=ordered, progress=progress)
+    return Commit(number=max(view.next_number, after + 1), members=ordered, progress=progress)
 
 
 def next_report_at(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
@@ -387,7 +387,7 @@ def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
     if progress is None:
         return "waiting for a coordinator"
     if progress.problem:
-        return f"{_nodes(progress.joined)} wait for a round, and it cannot be completed: {progress.problem}"
+        return f"{_plural(progress.joined)} wait for a round, and it cannot be completed: {progress.problem}"
     missing = progress.absent.describe(elapsed=elapsed)
     missing = missing and f"; missing: {missing}"
     given_up = progress.given_up and f"; {progress.given_up}"
@@ -396,29 +396,29 @@ def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
             return "the run is closed"
         case Phase.GATHERING:
             awaited = progress.absent.describe_wait(elapsed=elapsed)
-            return f"{progress.joined} of at least {_nodes(progress.needed)}{awaited and f'; {awaited}'}{given_up}"
+            return f"{progress.joined} of at least {_plural(progress.needed)}{awaited and f'; {awaited}'}{given_up}"
         case Phase.LAST_CALL:
             left = "" if elapsed is None else f", {max((progress.last_call_left or 0.0) - elapsed, 0.0):.1f} s left"
-            count = f"{progress.joined} of at most {_nodes(progress.capacity)}"
+            count = f"{progress.joined} of at most {_plural(progress.capacity)}"
             return f"last call{left}; {count}{missing}{given_up}"
         case Phase.TRAINING:
             coming = progress.joined - progress.spares
             if not coming:
-                spares = f", and {_nodes(progress.spares, 'spare')}{given_up}" if progress.spares else ""
+                spares = f", and {_plural(progress.spares, 'spare')}{given_up}" if progress.spares else ""
                 standstill = progress.standstill and f"; {progress.standstill}"
-                return f"round {progress.round} stands with {_nodes(progress.live)}{spares}{missing}{standstill}"
-            staying = progress.absent.describe_staying()
-            members = f"{_nodes(progress.live, 'live member')} to leave{staying and f': {staying}'}"
-            return f"{_nodes(coming)} waiting for round {progress.round}'s {members}{given_up}"
+                return f"round {progress.round} stands with {_plural(progress.live)}{spares}{missing}{standstill}"
+            staying = progress.absent.names_of_staying()
+            members = f"{_plural(progress.live, 'live member')} to leave{staying and f': {staying}'}"
+            return f"{_plural(coming)} waiting for round {progress.round}'s {members}{given_up}"
 
 
-def _nodes(count: int, what: str = "node") -> str:
+def _plural(count: int, what: str = "node") -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joiner:
-    """The facts that `follow` needs about a waiting node."""
+    """The facts that `next_act_of` needs about a waiting node."""
 
     arrival: int  # the revision of the node's record
     node_id: str = ""
@@ -430,23 +430,23 @@ class Joiner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepWaiting:
-    """An answer of `follow`: the node waits until the `Head` changes."""
+    """An answer of `next_act_of`: the node waits until the `Head` changes."""
 
     reason: str
     suspended: bool = False  # True: the join timeout does not run meanwhile (promise R1)
-    until: float | None = None  # when to call `follow` again if the head has not changed; None: never
+    until: float | None = None  # when to call `next_act_of` again if the head has not changed; None: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """An answer of `follow`: the run is closed. `spare`: this node was a spare at the closing."""
+class RunClosed:
+    """An answer of `next_act_of`: the run is closed. `spare`: this node was a spare at the closing."""
 
     closed: Closed
     spare: bool = False
 
 
-def follow(me: Joiner, head: Head, *, now: float) -> KeepWaiting | Round | Refused:
-    """Return the next act of an arrived node: wait (`KeepWaiting`), read the returned round, or end (`Refused`)."""
+def next_act_of(me: Joiner, head: Head, *, now: float) -> KeepWaiting | Round | RunClosed:
+    """Return the next act of an arrived node: wait (`KeepWaiting`), read the returned round, or end (`RunClosed`)."""
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
         return round  # even if the run is closed now: no commit succeeds after a closing, so the round came first
@@ -454,7 +454,7 @@ def follow(me: Joiner, head: Head, *, now: float) -> KeepWaiting | Round | Refus
     over = head.closed_over if head.closed is not None else None
     spare = _is_spare(me, head.progress if over is None else over)
     if head.closed is not None:
-        return Refused(closed=head.closed, spare=spare)
+        return RunClosed(closed=head.closed, spare=spare)
     progress = head.progress
     elapsed = now - head.progress_at
     if spare:
@@ -472,7 +472,7 @@ def follow(me: Joiner, head: Head, *, now: float) -> KeepWaiting | Round | Refus
         return KeepWaiting(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)
     who = f", and {head.coordinator.node_id}, which coordinates," if head.coordinator is not None else ", and nobody"
     return KeepWaiting(
-        reason=f"the last call of {_nodes(progress.joined)} was over {now - over_at:.0f} s ago{who} has completed "
+        reason=f"the last call of {_plural(progress.joined)} was over {now - over_at:.0f} s ago{who} has completed "
         f"{'no' if head.coordinator is not None else 'the'} round since"
     )
 
@@ -481,8 +481,8 @@ def _explain_spare(progress: Progress) -> str:
     there = progress.live + progress.joined
     taken = there - progress.spares
     if taken >= progress.capacity:
-        return f"a spare: all {_nodes(progress.capacity)} that a round takes are there"
-    return f"a spare: a round would take {taken} of the {_nodes(there)} that are there"
+        return f"a spare: all {_plural(progress.capacity)} that a round takes are there"
+    return f"a spare: a round would take {taken} of the {_plural(there)} that are there"
 
 
 def _is_spare(me: Joiner, progress: Progress | None) -> bool:
@@ -508,8 +508,8 @@ def reason_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> 
         return MOVES
     if len(live) > progress.capacity:
         reason = head.resized.reason if head.resized is not None else ""
-        return f"the run was resized to at most {_nodes(progress.capacity)}{f': {reason}' if reason else ''}"
-    return f"{_nodes(progress.waiting)} waiting to join" if progress.waiting else ""
+        return f"the run was resized to at most {_plural(progress.capacity)}{f': {reason}' if reason else ''}"
+    return f"{_plural(progress.waiting)} waiting to join" if progress.waiting else ""
 
 
 class JoinClock:

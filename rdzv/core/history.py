@@ -146,7 +146,7 @@ def time_spent(chapter: Chapter, seconds: float) -> TimeSpent:
     return TimeSpent(trained=trained, regrouped=seconds - trained - waited, waited=waited)
 
 
-def seconds_between(chapter: Chapter, following: Chapter) -> float:
+def seconds_between_rounds(chapter: Chapter, following: Chapter) -> float:
     """Return the seconds between two rounds' completions: measured, else by times of day, else to the last incident."""
     if following.after is not None:
         return following.after
@@ -167,7 +167,7 @@ def _forget_oldest(history: History) -> History:
         chapters=history.chapters[1:],
         past=EarlierRounds(
             rounds=past.rounds + 1,
-            spent=past.spent + time_spent(oldest, seconds_between(oldest, following)),
+            spent=past.spent + time_spent(oldest, seconds_between_rounds(oldest, following)),
             losses=past.losses + sum(one.count for one in losses),
             lost=MappingProxyType(dict(lost.most_common(NODES_COUNTED_MOST))),
             reasons=MappingProxyType(dict(reasons.most_common(REASONS_COUNTED_MOST))),
@@ -224,7 +224,7 @@ class HistoryWriter:
         else:
             self._stopped = ended
 
-    def observe(self, progress: Progress, *, now: float) -> None:
+    def note_progress(self, progress: Progress, *, now: float) -> None:
         """Record whether the last round still has all its members, and whether there are enough nodes."""
         chapters = self._history.chapters
         intact = bool(chapters) and chapters[-1].number == progress.round and progress.live >= chapters[-1].size
@@ -234,7 +234,7 @@ class HistoryWriter:
         if too_few and self._short_since is None:
             self._short_since = max(now - (progress.absent.waited or 0.0), self._stopped or now)
         elif not too_few and self._short_since is not None:
-            self._short, self._short_since = self._short_until(now), None
+            self._short, self._short_since = self._seconds_short_until(now), None
 
     def with_round(
         self,
@@ -271,7 +271,7 @@ class HistoryWriter:
         )
         history = self._history
         if not history.chapters:
-            waited = min(self._short_until(now), after or 0.0)
+            waited = min(self._seconds_short_until(now), after or 0.0)
             spent_before = TimeSpent(regrouped=(after or 0.0) - waited, waited=waited)
             since = None if at is None else at - (after or 0.0)
             if lost_store:
@@ -340,9 +340,9 @@ class HistoryWriter:
         stopped = chapter.stopped
         if stopped is None and self._began is not None:
             stopped = max(self._stopped - self._began, 0.0)
-        return chapter.replace(stopped=stopped, short=self._short_until(now))
+        return chapter.replace(stopped=stopped, short=self._seconds_short_until(now))
 
-    def _short_until(self, now: float) -> float:
+    def _seconds_short_until(self, now: float) -> float:
         return self._short + (0.0 if self._short_since is None else max(now - self._short_since, 0.0))
 
     def _seconds_since_begin(self, now: float) -> float | None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from store.messages import CHOSEN_LEASE_LEAST
 
 
-class _Name:
+class _Key:
     def __init__(self, name: str) -> None:
         self._name = name
 
@@ -27,35 +27,35 @@ class Keys:
     root: str = field(init=False, repr=False, compare=False)  # the prefix of all the run's keys
 
     # Keys.
-    lease: ClassVar[_Name] = _Name("lease")  # on the run's own lease: a reader of this key learns the lease's id
-    settings: ClassVar[_Name] = _Name("settings")
-    marker: ClassVar[_Name] = _Name("nodes//marker")  # written by a coordinator to see when its watch is up to date
-    coordinator: ClassVar[_Name] = _Name("head/coordinator")  # the coordinator's id; its create_revision is the *term*
-    round: ClassVar[_Name] = _Name("head/round")
-    closed: ClassVar[_Name] = _Name("head/closed")
-    progress: ClassVar[_Name] = _Name("head/progress")
-    stop: ClassVar[_Name] = _Name("head/stop")
-    resized: ClassVar[_Name] = _Name("head/resized")
-    lost_store: ClassVar[_Name] = _Name("head/lost_store")
-    moving: ClassVar[_Name] = _Name("head/moving")
-    tally: ClassVar[_Name] = _Name("tally")
-    tally_copy: ClassVar[_Name] = _Name("head/tally")  # a copy that every node watches, for the next store
-    history: ClassVar[_Name] = _Name("history")
+    lease: ClassVar[_Key] = _Key("lease")  # on the run's own lease: a reader of this key learns the lease's id
+    settings: ClassVar[_Key] = _Key("settings")
+    marker: ClassVar[_Key] = _Key("nodes//marker")  # written by a coordinator to see when its watch is up to date
+    coordinator: ClassVar[_Key] = _Key("head/coordinator")  # the coordinator's id; its create_revision is the *term*
+    round: ClassVar[_Key] = _Key("head/round")
+    closed: ClassVar[_Key] = _Key("head/closed")
+    progress: ClassVar[_Key] = _Key("head/progress")
+    stop: ClassVar[_Key] = _Key("head/stop")
+    resized: ClassVar[_Key] = _Key("head/resized")
+    lost_store: ClassVar[_Key] = _Key("head/lost_store")
+    moving: ClassVar[_Key] = _Key("head/moving")
+    tally: ClassVar[_Key] = _Key("tally")
+    tally_copy: ClassVar[_Key] = _Key("head/tally")  # a copy that every node watches, for the next store
+    history: ClassVar[_Key] = _Key("history")
 
-    head: ClassVar[_Name] = _Name("head/")  # the prefix that every node watches
+    head: ClassVar[_Key] = _Key("head/")  # the prefix that every node watches
     # Prefixes of keys that end with a node's id; ids have no slash.
-    nodes: ClassVar[_Name] = _Name("nodes/")
-    accusations: ClassVar[_Name] = _Name("nodes//accused/")  # keys end with the ids of the accused and the accuser
-    begun: ClassVar[_Name] = _Name("begun/")
-    drains: ClassVar[_Name] = _Name("head/draining/")
-    hosted: ClassVar[_Name] = _Name("head/hosted/")
-    bans: ClassVar[_Name] = _Name("head/banned/")  # see `ban_names`
-    unbans: ClassVar[_Name] = _Name("head/unbanned/")
-    unfits: ClassVar[_Name] = _Name("unfit/")
+    nodes: ClassVar[_Key] = _Key("nodes/")
+    accusations: ClassVar[_Key] = _Key("nodes//accused/")  # keys end with the ids of the accused and the accuser
+    begun: ClassVar[_Key] = _Key("begun/")
+    drains: ClassVar[_Key] = _Key("head/draining/")
+    hosted: ClassVar[_Key] = _Key("head/hosted/")
+    bans: ClassVar[_Key] = _Key("head/banned/")  # see `ban_names`
+    unbans: ClassVar[_Key] = _Key("head/unbanned/")
+    unfits: ClassVar[_Key] = _Key("unfit/")
     # Prefixes of keys that end with other names.
-    questions: ClassVar[_Name] = _Name("head/asked/")
-    rounds: ClassVar[_Name] = _Name("rounds/")  # see `attempt`
-    stores: ClassVar[_Name] = _Name("store/")  # see `shared`; not below `rounds/`, which coordinators list
+    questions: ClassVar[_Key] = _Key("head/asked/")
+    rounds: ClassVar[_Key] = _Key("rounds/")  # see `attempt`
+    stores: ClassVar[_Key] = _Key("store/")  # see `shared`; not below `rounds/`, which coordinators list
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", f"{self.prefix}/{self.run_id}/")

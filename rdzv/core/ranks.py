@@ -123,10 +123,10 @@ class by_topology:  # noqa: N801  an order like the others, that also selects
 
 def natural(name: str) -> list[tuple[int, int, str, str]]:
     """Return a sort key in which numbers compare as numbers: host2 before host10."""
-    return [_natural(part) for part in re.findall("[0-9]+|[^0-9]+", name)]
+    return [_part_sort_key(part) for part in re.findall("[0-9]+|[^0-9]+", name)]
 
 
-def _natural(part: str) -> tuple[int, int, str, str]:
+def _part_sort_key(part: str) -> tuple[int, int, str, str]:
     """Return a sort key: numbers compare by length, then digits, as `int` rejects a number of thousands of digits."""
     if part[0] not in "0123456789":
         return (1, 0, part, part)
@@ -134,7 +134,7 @@ def _natural(part: str) -> tuple[int, int, str, str]:
     return (0, len(digits), digits, part)
 
 
-def find_order(name: str | RankOrder) -> RankOrder:
+def find_rank_order(name: str | RankOrder) -> RankOrder:
     """Return the order that a setting names; raise `RendezvousSettingsError` if it names none."""
     if not isinstance(name, str):
         return name
@@ -156,14 +156,14 @@ def find_order(name: str | RankOrder) -> RankOrder:
     return orders[name]
 
 
-def furthest_member(records: Sequence[NodeRecord]) -> tuple[int, int] | None:
+def member_with_most_steps(records: Sequence[NodeRecord]) -> tuple[int, int] | None:
     """Return the rank of the member that has finished the largest step, and that step; None if no step is finished."""
     progress = [-1 if record.progress is None else record.progress for record in records]
     most = max(progress)
     return (progress.index(most), most) if most >= 0 else None
 
 
-def in_units(records: Sequence[NodeRecord], *, unit: int, attribute: str) -> list[NodeRecord]:
+def fill_units(records: Sequence[NodeRecord], *, unit: int, attribute: str) -> list[NodeRecord]:
     """Return the records that fill complete units: each unit has `unit` nodes with the same value of the attribute.
 
     The units are in order of their first records. Nodes without the attribute count as nodes with the same value.
@@ -181,7 +181,7 @@ def in_units(records: Sequence[NodeRecord], *, unit: int, attribute: str) -> lis
     return [record for _, members in sorted(units, key=lambda one: one[0]) for record in members]
 
 
-def domains_of(records: Iterable[NodeRecord], *, attribute: str) -> str:
+def describe_domains(records: Iterable[NodeRecord], *, attribute: str) -> str:
     """Return the number of nodes per value of an attribute: "1 in r1, 2 in r2, 1 without it"."""
     counts = Counter(record.attributes.get(attribute) for record in records)
     named = [f"{count} in {domain}" for domain, count in sorted(counts.items(), key=str) if domain is not None]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv.core.history import TimeSpent, seconds_between, time_spent
+from rdzv.core.history import TimeSpent, seconds_between_rounds, time_spent
 from rdzv.core.state import WITH, Phase
 from rdzv.core.stuck.pace import Pace, StepOf, pace_of
 
@@ -102,7 +102,7 @@ def node_states(status: RunStatus, pace: Pace) -> dict[str, str]:
     return states
 
 
-def counts_of(status: RunStatus, states: Mapping[str, str]) -> dict[str, int]:
+def count_states(status: RunStatus, states: Mapping[str, str]) -> dict[str, int]:
     """Return the number of nodes in each state; `here` has the number of members and waiting nodes."""
     found = Counter(states.values())
     return {
@@ -142,26 +142,26 @@ def report(status: RunStatus) -> dict[str, Any]:
     bootstrap, closing, resized, now = status.bootstrap, status.closing, status.resized, status.now
     pace = pace_in(status)
     states = node_states(status, pace)
-    meant, words = run_state(status, pace, counts := counts_of(status, states))
+    meant, words = run_state(status, pace, counts := count_states(status, states))
 
     stands = f"no member has begun a step for {pace.limit:.0f} s" if pace.stands else ""
 
     def unix_time(away: float | None, *, ahead: bool = False) -> float | None:
         return None if away is None else round(now + away if ahead else now - away, 1)
 
-    def member(one: Participant) -> dict[str, Any]:
-        return _member(one, status.steps.get(one.node_id), states.get(one.node_id, "left"), unix_time) | {
+    def member_report(one: Participant) -> dict[str, Any]:
+        return _member_as_json(one, status.steps.get(one.node_id), states.get(one.node_id, "left"), unix_time) | {
             "since": status.since.get(one.node_id),
             "waits_for": status.awaits.get(one.node_id, ("", 0.0))[0],
             "waited": status.awaits.get(one.node_id, ("", None))[1],
         }
 
-    def ban(one: Ban) -> dict[str, Any]:
-        return _fields(one, ("reason", "by", "now", "ends_in")) | {"ends_at": unix_time(one.ends_in, ahead=True)}
+    def ban_report(one: Ban) -> dict[str, Any]:
+        return _pick_fields(one, ("reason", "by", "now", "ends_in")) | {"ends_at": unix_time(one.ends_in, ahead=True)}
 
     return {
         "version": VERSION,
-        **_fields(status, UNCHANGED),
+        **_pick_fields(status, UNCHANGED),
         "phase": status.phase.value,
         "phase_since": unix_time(status.phase_for),
         "last_call_until": unix_time(status.last_call_left, ahead=True),
@@ -169,7 +169,7 @@ def report(status: RunStatus) -> dict[str, Any]:
         "bootstrap": None if bootstrap is None else {"host": bootstrap[0], "port": bootstrap[1]},
         "closing": None
         if closing is None
-        else _fields(closing, ("given_up", "status", "by", "reason")) | {"at": status.closed_at},
+        else _pick_fields(closing, ("given_up", "status", "by", "reason")) | {"at": status.closed_at},
         "counts": counts,
         "pace": {
             "told": pace.told,
@@ -179,10 +179,10 @@ def report(status: RunStatus) -> dict[str, Any]:
             "limit": round(pace.limit, 1),
         },
         "standstill": status.standstill or stands,
-        "stuck": _by_node(pace.stuck, "why"),
-        "slow": _by_node(pace.slow, "why"),
-        "members": [member(one) for one in status.members],
-        "last_members": [_member(one, None, "left", unix_time) for one in status.last_members],
+        "stuck": _reasons_by_node(pace.stuck, "why"),
+        "slow": _reasons_by_node(pace.slow, "why"),
+        "members": [member_report(one) for one in status.members],
+        "last_members": [_member_as_json(one, None, "left", unix_time) for one in status.last_members],
         "waiting": [node_id for node_id in status.waiting if node_id not in status.spares],
         "spares": list(status.spares),
         "missing": [
@@ -200,18 +200,18 @@ def report(status: RunStatus) -> dict[str, Any]:
         "waiting_since": unix_time(status.waited),
         "since": dict(status.since),
         "addresses": dict(status.addresses),
-        "attributes": {node_id: _plain(dict(each)) for node_id, each in status.attributes.items()},
-        "banned": [{"node_id": node_id, **ban(one)} for node_id, one in status.banned.items()],
-        "banned_where": [{"where": where, **ban(one)} for where, one in status.banned_where.items()],
-        "unfit": _by_node(status.unfit, "reason"),
+        "attributes": {node_id: _as_json(dict(each)) for node_id, each in status.attributes.items()},
+        "banned": [{"node_id": node_id, **ban_report(one)} for node_id, one in status.banned.items()],
+        "banned_where": [{"where": where, **ban_report(one)} for where, one in status.banned_where.items()],
+        "unfit": _reasons_by_node(status.unfit, "reason"),
         "accused": [{"node_id": node_id, "by": by, "why": why} for node_id, by, why in status.accused],
         "draining": [
             {"node_id": node_id, "seconds_left": round(left, 1), "until": unix_time(-left), "reason": reason}
             for node_id, (left, reason) in status.draining.items()
         ],
-        "resized": None if resized is None else _fields(resized, ("min_nodes", "max_nodes", "reason", "by")),
+        "resized": None if resized is None else _pick_fields(resized, ("min_nodes", "max_nodes", "reason", "by")),
         "releases": dict(status.releases),
-        "settings": {name: _plain(value) for name, value in status.settings.items()},
+        "settings": {name: _as_json(value) for name, value in status.settings.items()},
     }
 
 
@@ -222,22 +222,22 @@ UNCHANGED: Final = (
 """The fields that a report copies from the status."""
 
 
-def _fields(noun: object, names: tuple[str, ...]) -> dict[str, Any]:
+def _pick_fields(noun: object, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(noun, name) for name in names}
 
 
-def _by_node(reasons: Mapping[str, str], called: str) -> list[dict[str, str]]:
+def _reasons_by_node(reasons: Mapping[str, str], called: str) -> list[dict[str, str]]:
     return [{"node_id": node_id, called: reason} for node_id, reason in reasons.items()]
 
 
-def _member(
+def _member_as_json(
     member: Participant, steps: StepOf | None, state: str, unix_time: Callable[[float], float | None]
 ) -> dict[str, Any]:
     one = NO_STEPS if steps is None else steps
     return {
-        **_fields(member, ("node_id", "rank", "address")),
-        "payload": _plain(member.payload),
-        "attributes": {name: _plain(value) for name, value in member.attributes.items()},
+        **_pick_fields(member, ("node_id", "rank", "address")),
+        "payload": _as_json(member.payload),
+        "attributes": {name: _as_json(value) for name, value in member.attributes.items()},
         "state": state,
         "step": one.step,
         "step_age": None if steps is None else one.age,
@@ -251,7 +251,7 @@ def _member(
 NO_STEPS: Final = StepOf(step=None, age=0.0, rate=0.0)
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     match value:
         case float() if not math.isfinite(value):  # invalid in JSON
             return repr(value)
@@ -260,9 +260,9 @@ def _plain(value: Any) -> Any:
         case bytes():
             return value.decode("utf-8", "backslashreplace")
         case list() | tuple():
-            return [_plain(each) for each in value]
+            return [_as_json(each) for each in value]
         case dict():
-            return {str(name): _plain(each) for name, each in value.items()}
+            return {str(name): _as_json(each) for name, each in value.items()}
         case _:
             return repr(value)
 
@@ -270,10 +270,10 @@ def _plain(value: Any) -> Any:
 def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
     """Return the status `seconds` later, if nothing has happened since."""
 
-    def later(age: float | None) -> float | None:
+    def add_seconds(age: float | None) -> float | None:
         return None if age is None else age + seconds
 
-    def ending(bans: Mapping[str, Ban]) -> dict[str, Ban]:
+    def bans_later(bans: Mapping[str, Ban]) -> dict[str, Ban]:
         return {
             name: one if one.ends_in is None else one.replace(ends_in=one.ends_in - seconds)
             for name, one in bans.items()
@@ -284,12 +284,12 @@ def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
         status,
         reason=reason,
         now=status.now + seconds,
-        phase_for=later(status.phase_for),
+        phase_for=add_seconds(status.phase_for),
         last_call_left=None if left is None else max(left - seconds, 0.0),
-        missing=tuple(one.replace(ago=later(one.ago)) for one in status.missing),
-        waited=later(status.waited),
-        banned=ending(status.banned),
-        banned_where=ending(status.banned_where),
+        missing=tuple(one.replace(ago=add_seconds(one.ago)) for one in status.missing),
+        waited=add_seconds(status.waited),
+        banned=bans_later(status.banned),
+        banned_where=bans_later(status.banned_where),
         draining={name: (max(left - seconds, 0.0), why) for name, (left, why) in status.draining.items()},
         steps={
             name: replace(one, age=one.age + seconds, report_age=one.report_age + seconds)
@@ -330,7 +330,7 @@ class Account:
             named = "".join(f", of {node_id}" for node_id in self.lost)
         return f"{self.run_id}: {long_duration(self.seconds)}; {shares}; {losses}{named}"
 
-    def plain(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the cost as JSON's types, and in words."""
         return {
             "seconds": self.seconds,
@@ -349,9 +349,9 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
     total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
     if other := history.past.losses - reasons.total():
         reasons["other"] = other
-    lengths = lengths_of(history.chapters, now)
+    lengths = round_lengths(history.chapters, now)
     for chapter, length in zip(history.chapters, lengths, strict=True):
-        if chapter is history.chapters[-1] and waited is not None and closing_of(chapter) is None:
+        if chapter is history.chapters[-1] and waited is not None and closing_incident(chapter) is None:
             chapter = chapter.replace(short=max(chapter.short, waited))  # noqa: PLW2901
         total += time_spent(chapter, length)
         for one in chapter.incidents:
@@ -368,18 +368,18 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
     )
 
 
-def closing_of(chapter: Chapter) -> Incident | None:
+def closing_incident(chapter: Chapter) -> Incident | None:
     """Return the incident by which the run was closed in a round."""
     return next((one for one in chapter.incidents if one.kind == "closed"), None)
 
 
-def lengths_of(chapters: Sequence[Chapter], now: float | None) -> list[float]:
+def round_lengths(chapters: Sequence[Chapter], now: float | None) -> list[float]:
     """Return each round's seconds until the next round, the closing, or `now`."""
-    lengths = [seconds_between(*pair) for pair in pairwise(chapters)]
+    lengths = [seconds_between_rounds(*pair) for pair in pairwise(chapters)]
     if chapters:
         last = chapters[-1]
         known = [one.after for one in last.incidents if one.after is not None]
-        closing = closing_of(last)
+        closing = closing_incident(last)
         if closing is not None and closing.after is not None:
             length = closing.after
         else:

@@ -67,24 +67,24 @@ class Outcome(Enum):
     GIVE_UP = "give up"  # raise the work's `GiveUp`, which closes the run
 
 
-def _leaves(failure: BaseException) -> Iterator[BaseException]:
+def _leaf_exceptions(failure: BaseException) -> Iterator[BaseException]:
     if isinstance(failure, BaseExceptionGroup):
         for one in failure.exceptions:
-            yield from _leaves(one)
+            yield from _leaf_exceptions(one)
     else:
         yield failure
 
 
-def give_up_in(failure: BaseException | str | None) -> GiveUp | None:
+def find_give_up(failure: BaseException | str | None) -> GiveUp | None:
     """Return the first `GiveUp` in the work's failure, also inside exception groups."""
     if not isinstance(failure, BaseException):
         return None
-    return next((leaf for leaf in _leaves(failure) if isinstance(leaf, GiveUp)), None)
+    return next((leaf for leaf in _leaf_exceptions(failure) if isinstance(leaf, GiveUp)), None)
 
 
-def own_failure(failure: BaseException | str) -> bool | None:
+def is_own_failure(failure: BaseException | str) -> bool | None:
     """Return False if this failure only reports the round's end, None if it must end the process, else True."""
-    leaves = () if isinstance(failure, str) else tuple(_leaves(failure))
+    leaves = () if isinstance(failure, str) else tuple(_leaf_exceptions(failure))
     if not all(isinstance(leaf, Exception) for leaf in leaves):
         return None
     return not leaves or not all(

@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from rdzv.core.absent import LOST, NAMED_OF_MANY, Absent, Missing
+from rdzv.core.absent import LOST, NAMED_OF_MANY, AbsentNodes, Missing
 from rdzv.core.stopping import Resized
 from rdzv.core.stored import Prose, Stored, pack, unpack
 from rdzv.errors import RendezvousStateError
@@ -190,7 +190,7 @@ class Progress(Stored, kw_only=True):
     last_arrival: int = 0  # the `NodeRecord.arrival` of the waiting node that arrived last
     problem: Prose = ""  # why no round completes though there are enough nodes, such as a `rank_order` that fails
     spare_ids: tuple[str, ...] = ()  # nodes left out (see `View.left_out`), and spares by a rank order's `choose`
-    absent: Absent = Absent()
+    absent: AbsentNodes = AbsentNodes()
     given_up: Prose = ""  # the round that waiting nodes have given up, and why; empty for none
     why_lost: tuple[tuple[str, str], ...] = ()  # members expelled although alive, and why
     standstill: Prose = ""  # a sentence saying that no member makes progress, or empty
@@ -203,7 +203,7 @@ class Progress(Stored, kw_only=True):
             return None
         return Progress(phase=Phase.TRAINING, round=number, needed=self.needed, capacity=self.capacity, live=size)
 
-    def keep_naming(self, node_id: str, before: Progress) -> Progress:
+    def keep_lost_name(self, node_id: str, before: Progress) -> Progress:
         """Return this progress, also with a lost node that `before` names: the limit on names may have dropped it."""
         if self.round != before.round or node_id in self.lost_ids or node_id not in before.lost_ids:
             return self

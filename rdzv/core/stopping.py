@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rdzv.core.stored import Prose, Stored
 from rdzv.errors import RendezvousSettingsError
-from store.records import shown
+from store.records import brief
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -94,7 +94,7 @@ def as_step(step: SupportsIndex, name: str = "step") -> int:
         number = operator.index(step)
         if -STEP_MOST <= number < STEP_MOST:
             return number
-    raise RendezvousSettingsError(f"{name}={shown(step)} must be a whole number of at most 64 bits")
+    raise RendezvousSettingsError(f"{name}={brief(step)} must be a whole number of at most 64 bits")
 
 
 class StopAgreement:
@@ -161,7 +161,7 @@ class StopAgreement:
 
 
 class StepGate:
-    """The gate that a member passes at each step, and that its node closes by `ask` and `decide`: see the module."""
+    """The gate that a member passes at each step, and that its node closes by `close_gate`: see the module."""
 
     def __init__(self) -> None:
         self.begun: int | None = None  # the largest begun step
@@ -204,7 +204,7 @@ class StepGate:
             return max(self.refused - 1, -1)
         return None if self.begun is None else max(self.begun - (not self.at_end), -1)
 
-    def interrupt(self) -> None:
+    def note_interrupted(self) -> None:
         """Record that a call in the body has failed because the round is over, so the begun step is not finished."""
         if not self.at_end:
             self.refused = self.begun
@@ -213,12 +213,12 @@ class StepGate:
         """Record the body's end."""
         self.at_end = True
 
-    def ask(self) -> int | None:
+    def close_gate(self) -> int | None:
         """Close the gate; return the largest step that the member has begun; None without any, or after its body."""
         self._asked = True
         return None if self.at_end else self.begun
 
-    def decide(self, stop: int | None, *, why: str = "", for_newcomers: bool = False) -> None:
+    def note_decision(self, stop: int | None, *, why: str = "", for_newcomers: bool = False) -> None:
         """Record the decision; a second one counts only if the first was for newcomers."""
         if not self.decided or (self.for_newcomers and not for_newcomers):
             self.stop, self.why, self.for_newcomers = stop, why, for_newcomers

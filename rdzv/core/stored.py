@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar
 import msgpack
 
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
-from store.printable import escaping
-from store.records import Record, TextAs, Unfit, shown
+from store.printable import escape_arguments
+from store.records import Record, TextAs, Unfit, brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import ClassVar
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def valid_text(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
 def check_text(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> str:
     """Return a user's text as `valid_text` does; raise `RendezvousSettingsError` if it is no string."""
     if not isinstance(given, str):
-        raise RendezvousSettingsError(f"{name}={shown(given)} must be text (str)")
+        raise RendezvousSettingsError(f"{name}={brief(given)} must be text (str)")
     return valid_text(given, most=most)
 
 
@@ -66,12 +66,12 @@ class Stored(Record):
 
     def pack(self) -> bytes:
         """Return the record as bytes; raise `RendezvousSettingsError` if they could not be read back."""
-        return _packed(self.called, lambda: _plain_of(self))
+        return _pack_or_raise(self.called, lambda: _plain_record(self))
 
     @classmethod
     def unpack(cls, value: bytes, **outside: object) -> Self:
         """Return the record in a value, with these `outside` fields; raise `RendezvousStateError` if invalid."""
-        return unpack(cls.called, value, lambda plain: cls.read(_row_of(cls, plain, outside)))
+        return unpack(cls.called, value, lambda plain: cls.read(_row_of_plain(cls, plain, outside)))
 
     @classmethod
     def unpack_at(cls, key: str, value: bytes, **outside: object) -> Self | None:
@@ -85,7 +85,7 @@ class Stored(Record):
     @classmethod
     def pack_all(cls, nouns: Iterable[Self]) -> bytes:
         """Return several records, of a class with `by_place`, as one value."""
-        return _packed(cls.called, lambda: [noun.check() for noun in nouns])
+        return _pack_or_raise(cls.called, lambda: [noun.check() for noun in nouns])
 
     @classmethod
     def unpack_all(cls, value: bytes) -> list[Self]:
@@ -104,14 +104,14 @@ def _outside_fields(kind: type[Stored]) -> list[tuple[int, str]]:
     return [(place, name) for place, name in enumerate(kind.fields) if name in kind.outside]
 
 
-def _plain_of(noun: Stored) -> object:
+def _plain_record(noun: Stored) -> object:
     row: Any = noun.check()
     if not noun.by_place:
         return {name: row[place] for place, name, as_ever in _stored_fields(type(noun)) if row[place] != as_ever}
     return [row[place] for place, _, _ in _stored_fields(type(noun))] if noun.outside else row
 
 
-def _row_of(kind: type[Stored], plain: Any, outside: dict[str, object]) -> object:
+def _row_of_plain(kind: type[Stored], plain: Any, outside: dict[str, object]) -> object:
     if type(plain) is list:
         inside = _stored_fields(kind)
         if not outside:
@@ -126,7 +126,7 @@ def _row_of(kind: type[Stored], plain: Any, outside: dict[str, object]) -> objec
     return [plain[name] if name in plain else kind.defaults[name] for name in kind.fields]
 
 
-def _packed(what: str, plain: Callable[[], object]) -> bytes:
+def _pack_or_raise(what: str, plain: Callable[[], object]) -> bytes:
     try:
         return pack(plain())
     except (Unfit, TypeError, ValueError, OverflowError) as error:  # the value is invalid, or msgpack cannot carry it
@@ -135,11 +135,11 @@ def _packed(what: str, plain: Callable[[], object]) -> bytes:
 
 def log_unreadable(key: str, error: RendezvousStateError) -> None:
     """Log once that a key cannot be read: the key may be read every second."""
-    _warn(f"{key} is passed over: {error}")
+    _warn_once(f"{key} is passed over: {error}")
 
 
 @functools.lru_cache(maxsize=64)
-def _warn(sentence: str) -> None:
+def _warn_once(sentence: str) -> None:
     log.warning("%s", sentence)
 
 

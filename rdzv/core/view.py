@@ -50,7 +50,7 @@ class _GoneMember(NamedTuple):
     why: str = ""
 
 
-class Stuck(NamedTuple):
+class StuckMember(NamedTuple):
     """For `View.apply_fact`: a member of this round must be expelled although its lease is live."""
 
     round: int
@@ -156,48 +156,48 @@ class View:
     @property
     def lost(self) -> list[str]:
         """The first `NAMED_MOST` lost members, in order."""
-        return self._named(left=False)
+        return self._first_gone(left=False)
 
     @property
     def departed(self) -> list[str]:
         """The first `NAMED_MOST` departed members, in order."""
-        return self._named(left=True)
+        return self._first_gone(left=True)
 
     @property
     def lost_count(self) -> int:
         """The number of lost members, named or not."""
-        return self._count_of(left=False)
+        return self._count_gone(left=False)
 
     @property
     def departed_count(self) -> int:
         """The number of departed members, named or not."""
-        return self._count_of(left=True)
+        return self._count_gone(left=True)
 
     @property
     def why(self) -> dict[str, str]:
         """The known reasons why members have gone."""
         return {node_id: one.why for node_id, one in self._missed.items() if one.why}
 
-    def _named(self, *, left: bool) -> list[str]:
+    def _first_gone(self, *, left: bool) -> list[str]:
         return list(islice((node_id for node_id, one in self._missed.items() if one.left is left), NAMED_MOST))
 
-    def _count_of(self, *, left: bool) -> int:
+    def _count_gone(self, *, left: bool) -> int:
         return self._unnamed[left] + sum(1 for one in self._missed.values() if one.left is left)
 
     @property
-    def to_expel(self) -> tuple[str, str] | None:
+    def next_to_expel(self) -> tuple[str, str] | None:
         """The next live member to expel, and why."""
         believed = self.accusations.member_to_expel(round=self.number, live=self.live)
         return believed or next((one for one in self._stuck.items() if one[0] in self.live), None)
 
-    def apply_fact(self, fact: Stuck | Standstill | StopAnswer) -> None:
+    def apply_fact(self, fact: StuckMember | Standstill | StopAnswer) -> None:
         """Apply a fact from another task, unless it is about another round or arrival."""
         match fact:
             case StopAnswer(node_id, begun):
                 self.agreement.note_answer(node_id, begun)
             case Standstill(round=number, said=said) if number == self.number:
                 self.standstill = said
-            case Stuck(round=number, arrival=arrival, node_id=node_id, why=why) if number == self.number:
+            case StuckMember(round=number, arrival=arrival, node_id=node_id, why=why) if number == self.number:
                 if node_id in self.live and self.records[node_id].arrival == arrival:
                     self._stuck.setdefault(node_id, why)
 
@@ -211,7 +211,7 @@ class View:
             self.left_early |= not stopped
             self._note_gone(node_id, left=True, at=None, why="")
 
-    def fold(
+    def apply_node_event(
         self, event: Event, *, now: float, last_call_timeout: float, bans: Mapping[str, Ban] = MappingProxyType({})
     ) -> None:
         """Apply one event of the watch on nodes' records.
@@ -226,7 +226,7 @@ class View:
             self._clear_waiting()
             return
         if event.kind == "synced":
-            self._synced(now, last_call_timeout)
+            self._on_synced(now, last_call_timeout)
             return
         self.seen = max(self.seen, event.revision)
         if event.key.startswith(self._accusations_prefix):
@@ -234,11 +234,11 @@ class View:
             return
         node_id = event.key[len(self._prefix) :]
         if "/" not in node_id:  # not a marker, nor a key of a run whose prefix begins with this run's
-            self._fold_node(node_id, event, now, bans)
+            self._apply_node(node_id, event, now, bans)
         if self.synced:
-            self._count(now)
+            self._update_counts(now)
 
-    def _fold_node(self, node_id: str, event: Event, now: float, bans: Mapping[str, Ban]) -> None:
+    def _apply_node(self, node_id: str, event: Event, now: float, bans: Mapping[str, Ban]) -> None:
         there, record = self.records.get(node_id), None
         if event.kind == "put":
             # If an unreadable value has replaced a node's record, the node counts as gone.
@@ -246,8 +246,8 @@ class View:
                 record = NodeRecord.unpack(event.value, node_id=node_id, arrival=event.revision)
         if record is not None and not record.left:
             self.arrived_at = now
-            self._remove(node_id)
-            self._place(record)
+            self._remove_node(node_id)
+            self._add_record(record)
             return
         why = _WHY[event.cause] or (self._otherwise if event.kind == "delete" else "")
         ban = find_ban(bans, node_id, there.attributes if there is not None else {})
@@ -259,7 +259,7 @@ class View:
             why = record.why or why
             self.left_early |= node_id in self.members and node_id not in self._missed and not record.stopped
         self.records.pop(node_id, None)
-        self._remove(node_id)
+        self._remove_node(node_id)
         if there is not None or node_id in self.members:
             self._note_gone(node_id, left=record is not None, at=now, why=why, address=there.address if there else "")
 
@@ -267,7 +267,7 @@ class View:
         """Set the fewest nodes of a round."""
         self._needed = needed
         if self.synced:
-            self._count(now)
+            self._update_counts(now)
 
     def note_round(self, round: Round, members: Iterable[Member], *, now: float) -> None:
         """Record that a round was committed. Waiting nodes that the round left over may begin the next last call."""
@@ -283,11 +283,11 @@ class View:
         self._stuck.clear()
         self.standstill, self.left_early = "", False
         self.enough_since = self._inherited = None
-        waiting = self._everyone_waiting()
+        waiting = self._all_waiting()
         self._clear_waiting()
         for record in waiting:
-            self._place(record)
-        self._count(now)
+            self._add_record(record)
+        self._update_counts(now)
 
     @property
     def expected_back(self) -> set[str]:
@@ -301,7 +301,7 @@ class View:
         lost = {node_id for node_id, one in self._missed.items() if not one.left}
         return (lost | self._lost_before) - self.records.keys()
 
-    def _synced(self, now: float, last_call_timeout: float) -> None:
+    def _on_synced(self, now: float, last_call_timeout: float) -> None:
         self.synced = True
         self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
         said, self._inherited = self._inherited, None
@@ -314,11 +314,11 @@ class View:
                 self._note_gone(node_id, left=left, at=None, why="" if left else why)
                 unnamed -= 1
         self.absences.resync(self.records)
-        self._count(now)
+        self._update_counts(now)
         if said is None:
             return
         for left, count in ((False, said.lost), (True, said.departed)):
-            self._unnamed[left] = max(count - self._count_of(left=left), 0)
+            self._unnamed[left] = max(count - self._count_gone(left=left), 0)
         if self.enough_since is not None and said.last_call_left is not None:
             # The reported last call continues if enough of the nodes that the report counted still wait; otherwise,
             # later arrivals began a new last call.
@@ -328,13 +328,13 @@ class View:
                 self.enough_since = now - max(last_call_timeout - left_of_it, 0.0)
         if said.absent.waited is not None:
             waited = said.absent.waited + (now - self._inherited_at)
-            self.absences.count_waiting(short=self._too_few_wait, now=now, waited=waited)
+            self.absences.note_shortage(short=self._too_few_wait, now=now, waited=waited)
 
     def _why_unseen(self, node_id: str) -> str:
         who, why = self._before
         return why if node_id == who else UNSEEN
 
-    def _place(self, record: NodeRecord) -> None:
+    def _add_record(self, record: NodeRecord) -> None:
         self.records[record.node_id] = record
         self.absences.add_arrival(record.node_id)
         member = self.members.get(record.node_id)
@@ -351,7 +351,7 @@ class View:
         if record.cut_off:
             self._cut_off[record.node_id] = record
 
-    def _remove(self, node_id: str) -> None:
+    def _remove_node(self, node_id: str) -> None:
         self.live.discard(node_id)
         for place in (self.waiting, self.left_out, self.gave_up, self._cut_off):
             place.pop(node_id, None)
@@ -360,17 +360,17 @@ class View:
         for place in (self.waiting, self.left_out, self.gave_up, self._cut_off):
             place.clear()
 
-    def _everyone_waiting(self) -> list[NodeRecord]:
+    def _all_waiting(self) -> list[NodeRecord]:
         return sorted((*self.waiting.values(), *self.left_out.values()), key=lambda record: record.arrival)
 
-    def _leave_out(self) -> None:
+    def _leave_out_unreached(self) -> None:
         """Leave out nodes that did not reach the last round's rank 0, unless too few other nodes remain."""
         host = self.round.host if self.round is not None else ""
         cut_off = {node_id for node_id, record in self._cut_off.items() if host in record.cut_off}
         if len(self.waiting) + len(self.left_out) - len(cut_off) + len(self.live) < self._needed:
             cut_off = set()
         if cut_off != self.left_out.keys():
-            everyone = self._everyone_waiting()
+            everyone = self._all_waiting()
             self.waiting = {one.node_id: one for one in everyone if one.node_id not in cut_off}
             self.left_out = {one.node_id: one for one in everyone if one.node_id in cut_off}
 
@@ -384,17 +384,17 @@ class View:
     def _too_few_wait(self) -> bool:
         return 0 < len(self.waiting) < self._needed and not self.live
 
-    def _count(self, now: float) -> None:
+    def _update_counts(self, now: float) -> None:
         if self._cut_off or self.left_out:
-            self._leave_out()
-        self.absences.count_waiting(short=self._too_few_wait, now=now)
+            self._leave_out_unreached()
+        self.absences.note_shortage(short=self._too_few_wait, now=now)
         if len(self.waiting) < self._needed:
             self.enough_since = None
         elif self.enough_since is None:
             self.enough_since = now
 
 
-class Obstacle(NamedTuple):
+class CommitObstacle(NamedTuple):
     """The error by which the store rejected a round; no round is committed before `until`."""
 
     until: float
@@ -411,4 +411,4 @@ class Picture:
     told_at: float = 0.0  # when `told` was written
     resized_at: int = 0  # the revision of the last applied resize
     unbanned_at: int = 0  # the revision of the last lifted ban in the history
-    obstacle: Obstacle | None = None
+    obstacle: CommitObstacle | None = None

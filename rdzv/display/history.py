@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rdzv.core.absent import node_label
-from rdzv.core.report import closing_of, lengths_of, long_duration
+from rdzv.core.report import closing_incident, long_duration, round_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -24,20 +24,20 @@ def utc_time(at: float | None) -> str:
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def describe(history: History) -> list[str]:
+def history_text(history: History) -> list[str]:
     """Return a run's history as lines of text."""
     lines = []
     if history.past.rounds:
         begun = utc_time(history.past.since)
         lines.append(f"{history.past.rounds} earlier rounds are forgotten{begun and f'; the run began at {begun}'}")
-    for chapter, length in zip(history.chapters, lengths_of(history.chapters, None), strict=True):
+    for chapter, length in zip(history.chapters, round_lengths(history.chapters, None), strict=True):
         begun = utc_time(chapter.at)
         when = "" if chapter.after is None else f", {chapter.after:.1f} s after the one before"
-        names = _names(chapter, chapter.node_ids, chapter.size)
-        lines.append(f"{begun and f'{begun}  '}round {chapter.number}{when}: {_nodes(chapter.size)}: {names}")
+        names = _names_in_words(chapter, chapter.node_ids, chapter.size)
+        lines.append(f"{begun and f'{begun}  '}round {chapter.number}{when}: {_nodes_in_words(chapter.size)}: {names}")
         if 0 < chapter.joined < chapter.size:
-            lines.append(f"         joined: {_names(chapter, chapter.joined_ids, chapter.joined)}")
-        lines.extend(_describe(chapter, incident) for incident in chapter.incidents)
+            lines.append(f"         joined: {_names_in_words(chapter, chapter.joined_ids, chapter.joined)}")
+        lines.extend(_describe_incident(chapter, incident) for incident in chapter.incidents)
         if chapter.stopped is not None and chapter is not history.chapters[-1]:
             outage = max(length - chapter.stopped, 0.0)
             short = min(chapter.short, outage)
@@ -46,21 +46,21 @@ def describe(history: History) -> list[str]:
     return lines
 
 
-def _describe(chapter: Chapter, incident: Incident) -> str:
+def _describe_incident(chapter: Chapter, incident: Incident) -> str:
     at = "later" if incident.after is None else f"{incident.after:.1f} s later"
     clock = utc_time(incident.at)[11:]
     what = f"{' ' if incident.kind == 'closed' else ': '}{incident.reason}".rstrip()
     if incident.count:
-        names = _names(chapter, incident.node_ids, incident.count)
+        names = _names_in_words(chapter, incident.node_ids, incident.count)
         what = f": {names}: {incident.reason}" if incident.reason else f": {names}"
     return f"         {at}{clock and f' ({clock})'}, {incident.kind}{what}"
 
 
-def _nodes(count: int) -> str:
+def _nodes_in_words(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def _names(chapter: Chapter, node_ids: Sequence[str], count: int) -> str:
+def _names_in_words(chapter: Chapter, node_ids: Sequence[str], count: int) -> str:
     more = count - len(node_ids)
     shown = [node_label(node_id, chapter.addresses.get(node_id)) for node_id in node_ids]
     return ", ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
@@ -71,21 +71,21 @@ def as_json(run_id: str, history: History, cost: Account) -> dict[str, Any]:
     return {
         "version": VERSION,
         "run_id": run_id,
-        "cost": cost.plain(),
+        "cost": cost.as_json(),
         "forgotten": {"rounds": history.past.rounds, "since": history.past.since},
         "rounds": [
-            _fields(chapter, without=("node_ids", "reached_at"))
+            _fields_as_json(chapter, without=("node_ids", "reached_at"))
             | {
                 "members": list(chapter.node_ids),
                 "addresses": chapter.addresses,
-                "incidents": [_fields(one) for one in chapter.incidents],
+                "incidents": [_fields_as_json(one) for one in chapter.incidents],
             }
             for chapter in history.chapters
         ],
     }
 
 
-def _fields(noun: Record, *, without: Collection[str] = ()) -> dict[str, Any]:
+def _fields_as_json(noun: Record, *, without: Collection[str] = ()) -> dict[str, Any]:
     values = {name: getattr(noun, name) for name in noun.fields if name not in without}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -110,23 +110,23 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
     away: dict[str, tuple[str, float, str]] = {}  # absent nodes by id: kind, time and reason of the absence
     began = 0.0
 
-    def is_back(node_id: str) -> None:
+    def end_absence(node_id: str) -> None:
         if node_id in away:
             kind, since, why = away.pop(node_id)
             text = f"{kind}{f': {why}' if why else ''}; away for {long_duration(began - since)}"
             rows[node_id].append((*_span(kind, since, began - since, text), why))
 
-    for chapter, length in zip(history.chapters, lengths_of(history.chapters, now), strict=True):
+    for chapter, length in zip(history.chapters, round_lengths(history.chapters, now), strict=True):
         gone = {node_id: one for one in chapter.incidents if one.kind in ("lost", "left") for node_id in one.node_ids}
         stopped = min(_seconds_until_stop(chapter, length), length)
-        text = f"round {chapter.number}: {_nodes(chapter.size)}"
+        text = f"round {chapter.number}: {_nodes_in_words(chapter.size)}"
         bands.append((*_span("round", began, stopped, text), chapter.number, chapter.size))
         if length > stopped:
             what = f"{length - stopped:.1f} s without a round, after round {chapter.number}"
-            why = "; ".join(_describe(chapter, one).partition(", ")[2] for one in chapter.incidents)
+            why = "; ".join(_describe_incident(chapter, one).partition(", ")[2] for one in chapter.incidents)
             bands.append(_span("meeting", began + stopped, length - stopped, f"{what}: {why}"))
         for node_id in (*chapter.node_ids, *chapter.joined_ids):
-            is_back(node_id)
+            end_absence(node_id)
         ends = {node_id: stopped if one.after is None else min(one.after, length) for node_id, one in gone.items()}
         for rank, node_id in enumerate(chapter.node_ids):
             spans = rows.setdefault(node_id, [])
@@ -141,11 +141,11 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
                 rows.setdefault(node_id, []).append(_span("round", began, ends[node_id], f"round {chapter.number}"))
             away[node_id] = one.kind, began + ends[node_id], one.reason
         began += length
-        closing = closing_of(chapter)
+        closing = closing_incident(chapter)
         if closing is not None:
             bands.append(_span("closed", began, 0.0, f"closed {closing.reason}".rstrip()))
     for node_id in list(away):
-        is_back(node_id)
+        end_absence(node_id)
     most = max(history.chapters, key=lambda chapter: chapter.size, default=None)
     note = ""
     if most is not None and most.size > len(most.node_ids):

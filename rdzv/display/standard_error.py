@@ -17,7 +17,7 @@ BYTES_MOST: Final = 2**20  # limit of the pending lines; further lines are count
 AT_EXIT: Final = 2.0  # seconds at exit to write the pending lines
 
 
-class _Lines:
+class _LineWriter:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting = bytearray()
@@ -35,12 +35,12 @@ class _Lines:
             self._waiting += data
             self._file = file
             if self._thread is None:
-                thread = threading.Thread(target=self._write, name="rdzv standard error", daemon=True)
+                thread = threading.Thread(target=self._write_forever, name="rdzv standard error", daemon=True)
                 try:
                     thread.start()
                     self._thread = thread
                 except RuntimeError:  # no further thread can start: write in the calling thread
-                    self._write_once()
+                    self._write_pending()
             self._changed.notify_all()
 
     def flush(self, within: float) -> None:
@@ -49,7 +49,7 @@ class _Lines:
             while (self._waiting or self._is_writing) and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)
 
-    def _write(self) -> None:
+    def _write_forever(self) -> None:
         while True:
             with self._changed:
                 self._is_writing = False
@@ -57,9 +57,9 @@ class _Lines:
                 while not self._waiting:
                     self._changed.wait()
                 self._is_writing = True
-            self._write_once()
+            self._write_pending()
 
-    def _write_once(self) -> None:
+    def _write_pending(self) -> None:
         with self._changed:
             data, lost = bytes(self._waiting), self._lost
             self._waiting.clear()
@@ -82,15 +82,15 @@ def write_all(file: int, data: bytes) -> None:
             writable.poll()
 
 
-_lines = _Lines()
+_lines = _LineWriter()
 
 
-def _begin_in_child() -> None:
+def _reset_in_child() -> None:
     global _lines
-    _lines = _Lines()
+    _lines = _LineWriter()
 
 
-os.register_at_fork(after_in_child=_begin_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)
 
 
 def say_error(line: str) -> None:
@@ -112,7 +112,7 @@ def flush_errors(within: float = AT_EXIT) -> None:
 atexit.register(flush_errors)
 
 
-class _Stream(io.TextIOBase):
+class _LogStream(io.TextIOBase):
     def write(self, text: str) -> int:
         say_error(text.removesuffix("\n"))
         return len(text)
@@ -123,7 +123,7 @@ def write_logs_in_thread() -> None:
     loggers = [logging.getLogger(), *map(logging.getLogger, list(logging.root.manager.loggerDict))]
     for handler in {one for logger in loggers for one in logger.handlers}:
         if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr:
-            handler.setStream(_Stream())
+            handler.setStream(_LogStream())
 
 
 class StandardErrorHandler(logging.Handler):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rdzv._version import __version__
 from rdzv.config.resizing import describe_size
 from rdzv.core.absent import node_label
-from rdzv.core.report import as_of, counts_of, node_states, pace_in, run_state
+from rdzv.core.report import as_of, count_states, node_states, pace_in, run_state
 from rdzv.display.history import utc_time
 from store.net.address import host_and_port
-from store.printable import first_of, in_words, printable
+from store.printable import abbreviate, in_words, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,10 +25,10 @@ NAMED_MOST = 4  # node ids in a line about nodes refused for one reason
 SETTINGS_SHOWN = ("min_nodes", "max_nodes", "node_unit", "last_call_timeout")
 
 
-def summary(status: RunStatus) -> list[str]:
+def summary_lines(status: RunStatus) -> list[str]:
     """Return the first lines of a status: phase and reason, round, numbers of nodes, settings."""
     pace = pace_in(status)
-    found = counts_of(status, node_states(status, pace))
+    found = count_states(status, node_states(status, pace))
     lines = [
         f"run {status.run_id}: {status.phase.value}: {status.reason}",
         f"state: {run_state(status, pace, found)[1]}",
@@ -63,7 +63,7 @@ def describe_health(health: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def exceptions(status: RunStatus) -> list[str]:
+def problem_lines(status: RunStatus) -> list[str]:
     """Return a line for each missing, stuck, slow, accused, draining, refused or waiting node."""
     lines = [f"    missing  {_node_name(status, one.node_id)}: {one.describe()}" for one in status.missing]
     if status.missing_count > len(status.missing):
@@ -81,19 +81,19 @@ def exceptions(status: RunStatus) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for node_id, reason in status.refused.items():
         by_reason.setdefault(reason, []).append(node_id)
-    lines.extend(f"    refused  {first_of(node_ids, NAMED_MOST)}: {reason}" for reason, node_ids in by_reason.items())
+    lines.extend(f"    refused  {abbreviate(node_ids, NAMED_MOST)}: {reason}" for reason, node_ids in by_reason.items())
     for node_id in status.waiting:
         kind = "spare" if node_id in status.spares else "waiting"
-        lines.append(f"  {kind:>9}  {_node_name(status, node_id)}{_since(status, node_id)}")
+        lines.append(f"  {kind:>9}  {_node_name(status, node_id)}{_since_text(status, node_id)}")
     return lines
 
 
 def member_lines(status: RunStatus, most: int | None = None) -> list[str]:
     """Return a line for each of the first `most` members: rank, node, address, time of arrival, step, attributes."""
     return [
-        f"  rank {member.rank:>4}  {member.node_id}  {member.address}{_since(status, member.node_id)}"
-        + _step(status, member.node_id)
-        + _wait_of(status, member.node_id)
+        f"  rank {member.rank:>4}  {member.node_id}  {member.address}{_since_text(status, member.node_id)}"
+        + _step_text(status, member.node_id)
+        + _wait_text(status, member.node_id)
         + "".join(f"  {name}={value}" for name, value in member.attributes.items())
         for member in status.members[:most]
     ]
@@ -103,7 +103,7 @@ def _node_name(status: RunStatus, node_id: str) -> str:
     return node_label(node_id, status.addresses.get(node_id))
 
 
-def _step(status: RunStatus, node_id: str) -> str:
+def _step_text(status: RunStatus, node_id: str) -> str:
     steps = status.steps.get(node_id)
     if steps is None:
         return ""
@@ -114,14 +114,14 @@ def _step(status: RunStatus, node_id: str) -> str:
     return f"  step {steps.step:,}, {in_words(steps.age)} ago{rate}{busy}"
 
 
-def _wait_of(status: RunStatus, node_id: str) -> str:
+def _wait_text(status: RunStatus, node_id: str) -> str:
     if node_id not in status.awaits:
         return ""
     key, seconds = status.awaits[node_id]
     return f"  waits {in_words(seconds)} in the round's store{key and f', for {key}'}"
 
 
-def _since(status: RunStatus, node_id: str) -> str:
+def _since_text(status: RunStatus, node_id: str) -> str:
     at = status.since.get(node_id)
     return "" if at is None else f"  since {utc_time(at)}"
 
@@ -145,15 +145,15 @@ class Frame:
     answers_in: float = 0.0  # the duration of the last round trip to the store
 
 
-def draw(frame: Frame, *, height: int) -> list[Line]:
+def draw_screen(frame: Frame, *, height: int) -> list[Line]:
     """Return the screen's lines; there may be more than `height`."""
     status = as_of(frame.status, frame.read_ago, reason=frame.status.reason)
-    first, *rest = summary(status)
-    lines = [_link(frame), Line(first, "bad" if status.missing_count else "good" if status.members else "")]
+    first, *rest = summary_lines(status)
+    lines = [_store_line(frame), Line(first, "bad" if status.missing_count else "good" if status.members else "")]
     lines += map(Line, rest)
     if frame.cost is not None:
         lines.append(Line(str(frame.cost), "soft"))
-    texts, most = exceptions(status), max(height // 2, 1)
+    texts, most = problem_lines(status), max(height // 2, 1)
     lines += [Line(text, "bad" if text.lstrip().startswith("missing") else "") for text in texts[:most]]
     if len(texts) > most:
         unnamed = max(status.missing_count - len(status.missing) - 1, 0)  # one line in `texts` counts all unnamed nodes
@@ -162,7 +162,7 @@ def draw(frame: Frame, *, height: int) -> list[Line]:
     return [line._replace(text=printable(line.text)) for line in lines]
 
 
-def _link(frame: Frame) -> Line:
+def _store_line(frame: Frame) -> Line:
     if frame.silent_for is not None:
         text = f"the store has not answered for {in_words(frame.silent_for)}; what follows is as it was before"
         return Line(text, "bad")

@@ -38,7 +38,7 @@ class AccessRules:
     token: Secret
     loopback: bool  # True if only this machine can connect
 
-    def refuse(self, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
+    def find_refusal(self, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
         """Return why to reject a request; None to accept it."""
         host = headers.get("Host", "")
         if self.loopback and not _names_this_machine(host):
@@ -53,7 +53,7 @@ class AccessRules:
         kind, _, secret = headers.get("Authorization", "").partition(" ")
         # Restore bytes that are not UTF-8, which aiohttp has decoded as surrogates.
         plain = secret.encode("utf-8", "surrogateescape")
-        given = plain if kind.lower() == "bearer" else _password(plain) if kind.lower() == "basic" else b""
+        given = plain if kind.lower() == "bearer" else _basic_auth_password(plain) if kind.lower() == "basic" else b""
         if hmac.compare_digest(given, token):
             return None
         return Refusal(401, "give the store's token, as Authorization: Bearer or as the password")
@@ -70,7 +70,7 @@ def access_rules_for(host: str, *, token: Secret, secure: bool, insecure: bool) 
     return host, AccessRules(token=token, loopback=_names_this_machine(f"[{host}]" if ":" in host else host))
 
 
-def _password(secret: bytes) -> bytes:
+def _basic_auth_password(secret: bytes) -> bytes:
     try:
         return base64.b64decode(secret, validate=True).partition(b":")[2]
     except binascii.Error:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from aiohttp import web
 
-from rdzv.core.live.changes import message
+from rdzv.core.live.changes import server_sent_event
 from rdzv.core.report import account
 from rdzv.display.history import as_json, timeline
 from rdzv.display.pages import live_page
 from rdzv.http.access_rules import access_rules_for
 from rdzv.http.listening import health, serve_routes
-from rdzv.http.metrics import CONTENT_TYPE, Metrics
-from rdzv.http.run_reader import SPACED, RunReader, client_of
+from rdzv.http.metrics import CONTENT_TYPE, StoreMetrics
+from rdzv.http.run_reader import SPACED, RunReader, client_in_process
 from rdzv.node.link.wakeup import Wakeup
 from store.net.address import host_and_port
 from store.net.tasks import cancel_and_wait
@@ -48,9 +48,9 @@ async def serve(
 ) -> AsyncIterator[str]:
     """Serve HTTP, with the store's own settings, for the runs whose keys begin with `prefix`; yield the URL."""
     host, door = access_rules_for(host, token=token, secure=tls is not None, insecure=insecure)
-    async with client_of(server, token=token) as client:
+    async with client_in_process(server, token=token) as client:
         site = _Site(server, RunReader(client, prefix=prefix))
-        measuring = asyncio.create_task(site.metrics.process.measure_loop(), name="measure the loop's lag")
+        measuring = asyncio.create_task(site.metrics.process.measure_loop_lag(), name="measure the loop's lag")
         try:
             async with serve_routes(site.routes(), door, server.table, host, port, tls) as bound:
                 yield f"{'http' if tls is None else 'https'}://{host_and_port(host or socket.gethostname(), bound)}"
@@ -58,16 +58,16 @@ async def serve(
                 site.runs.followed.listeners.notify()
         finally:
             await cancel_and_wait(measuring)
-            await site.runs.followed.drop(unused_for=0.0)
+            await site.runs.followed.drop_unused(unused_for=0.0)
 
 
 class _Site:
     def __init__(self, server: Server, runs: RunReader) -> None:
         self._server = server
         self.runs = runs
-        self.metrics = Metrics()
+        self.metrics = StoreMetrics()
         self.leaving: bool = False  # True: end the streams of events to pages
-        server.on_request(self.metrics.request)
+        server.on_request(self.metrics.count_request)
         self._listeners = 0
         self._page = live_page()
         self._policy = security_policy_of(self._page)
@@ -76,29 +76,29 @@ class _Site:
         return [
             web.get("/", self._show_page),
             web.get("/healthz", health),
-            web.get("/readyz", self._ready),
+            web.get("/readyz", self._answer_ready),
             web.get("/metrics", self._metrics),
             web.get("/api/runs", self._all_runs),
             web.get("/api/runs/{run_id}", self._one_run),
             web.get("/api/runs/{run_id}/{what:timeline|history}", self._history),
-            web.get("/api/events", self._events),
+            web.get("/api/events", self._stream_events),
         ]
 
     async def _show_page(self, _: web.Request) -> web.Response:
         headers = {"Content-Security-Policy": self._policy}
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
-    async def _ready(self, request: web.Request) -> web.Response:
+    async def _answer_ready(self, request: web.Request) -> web.Response:
         await self.runs.ping_store()  # `listening` answers with 503 if the ping fails
         return await health(request)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        runs = await self.runs.list_live()
+        runs = await self.runs.list_live_runs()
         text = await self.metrics.text(self._server.figures(), runs, ended=len(self.runs.over))
         return web.Response(body=text.encode(), headers=CONTENT_TYPE)
 
     async def _all_runs(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": 1, "runs": await self.runs.list_recent()})
+        return web.json_response({"version": 1, "runs": await self.runs.list_recent_runs()})
 
     async def _one_run(self, request: web.Request) -> web.Response:
         return web.json_response(await self.runs.report(request.match_info["run_id"]))
@@ -110,7 +110,7 @@ class _Site:
             return web.json_response(timeline(run_id, history, now=now))
         return web.json_response(as_json(run_id, history, account(run_id, history, now=now)))
 
-    async def _events(self, request: web.Request) -> web.StreamResponse:
+    async def _stream_events(self, request: web.Request) -> web.StreamResponse:
         if self._listeners >= LISTENERS_MOST:
             raise web.HTTPServiceUnavailable(text=f"{LISTENERS_MOST} pages are open already, the most there may be")
         self._listeners += 1
@@ -120,9 +120,9 @@ class _Site:
             before, loop = None, asyncio.get_running_loop()
             with self.runs.followed.listeners.listening(wakeup := Wakeup()):
                 while not self.leaving:
-                    now = await self._shown(request.query.get("run", ""))
+                    now = await self._current_page_state(request.query.get("run", ""))
                     # Write even without changes: a page takes a silent store for lost; a failed write ends this loop.
-                    await response.write(message(before, now))
+                    await response.write(server_sent_event(before, now))
                     before = now
                     pause = min(LOOK_EVERY, max(self.runs.seconds_until_due(now["chosen"]), SPACED))
                     if await wakeup.sleep_until(loop.time() + pause):
@@ -133,8 +133,8 @@ class _Site:
             self._listeners -= 1
         return response
 
-    async def _shown(self, run_id: str) -> dict[str, Any]:
-        runs = await self.runs.list_recent()
+    async def _current_page_state(self, run_id: str) -> dict[str, Any]:
+        runs = await self.runs.list_recent_runs()
         going_on = [one for one in runs if one["closed"] is None] or runs
         chosen = run_id or (going_on[0]["run_id"] if runs else "")
         run = await self.runs.page_state(chosen) if chosen else None

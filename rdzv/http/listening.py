@@ -18,7 +18,7 @@ from aiohttp import web
 from rdzv.http.run_reader import NoSuchRun
 from store import StoreError
 from store.limits import Limits
-from store.net.sockets import bound_sockets
+from store.net.sockets import listen_on
 from store.server.accept.connection_table import BESIDE_SHARE, ConnectionTable
 from store.server.accept.listener import TcpListener
 from store.server.accept.tls import TLS_BYTES, TlsLayer
@@ -39,7 +39,7 @@ BODY_BYTES_MOST: Final = 1024  # limit of a request's body, as no request needs 
 VISITORS_MOST: Final = 256  # the most connections to a process that serves no store
 
 
-def make_table() -> ConnectionTable:
+def make_connection_table() -> ConnectionTable:
     """Return a connection table for a process that serves no store; call this in the loop that listens."""
     most = 2 * BESIDE_SHARE * VISITORS_MOST  # HTTP gets 1 / BESIDE_SHARE of the half for unauthenticated connections
     limits = Limits(connections_max=most, address_connections_max=VISITORS_MOST, handshake_timeout=ASKS_WITHIN)
@@ -59,7 +59,7 @@ class _HttpConnections:
     _by_handler: dict[asyncio.BaseProtocol, _HttpConnection] = field(default_factory=dict)
 
     @web.middleware
-    async def serve_one(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def serve_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request; the request's connection counts as authenticated until the answer is sent."""
         visitor = self._by_handler.get(request.protocol)
         if visitor is None:  # the connection has closed
@@ -69,7 +69,7 @@ class _HttpConnections:
             return await handler(request)
         finally:
             self._table.end_request(visitor)
-            self._table.time_limit(visitor, ASKS_AGAIN_WITHIN, visitor.abort)
+            self._table.limit_handshake(visitor, ASKS_AGAIN_WITHIN, visitor.abort)
 
     def protocol(self, handler: asyncio.Protocol, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
         """Return a new connection's protocol: aiohttp's `handler`, registered in the table, under TLS if given."""
@@ -95,12 +95,12 @@ class _HttpConnection(asyncio.Protocol):
         self._transport = transport
         self._by_handler[self._inner] = self
         self._inner.connection_made(transport)
-        if self._table.refusal(address) is not None:
+        if self._table.refusal_reason(address) is not None:
             self._table.refused += 1
             self.abort()
             return
         self._table.register(self, address, cost=self._cost, beside=True)
-        self._table.time_limit(self, ASKS_WITHIN, self.abort)
+        self._table.limit_handshake(self, ASKS_WITHIN, self.abort)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._table.unregister(self)
@@ -137,7 +137,7 @@ async def serve_routes(
     """Serve routes on `host` ("" is every address), and yield the port; raise OSError if `port` cannot be bound."""
     visitors = _HttpConnections(table)
     # The access rules run first, so that a client with a wrong token does not count as authenticated.
-    application = web.Application(middlewares=[_guarded(door), visitors.serve_one], client_max_size=BODY_BYTES_MOST)
+    application = web.Application(middlewares=[_enforce(door), visitors.serve_request], client_max_size=BODY_BYTES_MOST)
     application.add_routes(routes)
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
@@ -146,7 +146,7 @@ async def serve_routes(
         assert server is not None, "it is set up"
         listener = TcpListener(
             table,
-            await anyio.to_thread.run_sync(bound_sockets, host, port),
+            await anyio.to_thread.run_sync(listen_on, host, port),
             lambda: visitors.protocol(server(), tls),
             beside=True,
         )
@@ -161,11 +161,11 @@ async def serve_routes(
         await runner.cleanup()
 
 
-def _guarded(door: AccessRules) -> Any:
+def _enforce(door: AccessRules) -> Any:
 
     @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        refusal = door.refuse(request.method, request.path, request.headers)
+    async def guard_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+        refusal = door.find_refusal(request.method, request.path, request.headers)
         response: web.StreamResponse
         if refusal is None:
             try:
@@ -186,4 +186,4 @@ def _guarded(door: AccessRules) -> Any:
             response.headers.setdefault("Cache-Control", "no-store")
         return response
 
-    return guard
+    return guard_request

@@ -98,7 +98,7 @@ class ProcessMetrics:
         text = "How much later than asked the event loop woke a sleeper."
         self._lag = Histogram(lag, text, buckets=LAG_BUCKETS, registry=self.registry)
 
-    async def measure_loop(self, then: Callable[[], None] = lambda: None) -> None:
+    async def measure_loop_lag(self, then: Callable[[], None] = lambda: None) -> None:
         """Measure the lag of the running loop until cancelled; call `then` after each measurement."""
         loop = asyncio.get_running_loop()
         while True:
@@ -112,7 +112,7 @@ class ProcessMetrics:
         return str(generate_latest(self.registry), "utf-8")
 
 
-class Metrics:
+class StoreMetrics:
     """A store's metrics."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Metrics:
             registry=self.process.registry,
         )
 
-    def request(self, kind: str, outcome: str, seconds: float) -> None:
+    def count_request(self, kind: str, outcome: str, seconds: float) -> None:
         """Record a request that the server has carried out."""
         self._requests.labels(kind, outcome).observe(seconds)
 
@@ -133,7 +133,7 @@ class Metrics:
         """Return all metrics as text, while the loop runs in between; `ended` is the number of runs without nodes."""
         pieces = [self.process.text()]
         lines: list[str] = []
-        for line in chain(_of_store(figures, ended), _of_runs(runs)):
+        for line in chain(_store_lines(figures, ended), _run_lines(runs)):
             lines.append(line)
             if len(lines) == LINES_AT_ONCE:
                 pieces.append("".join(lines))
@@ -142,19 +142,19 @@ class Metrics:
         return "".join([*pieces, *lines])
 
 
-def family(name: str, kind: str, text: str, labels: tuple[str, ...], samples: Iterable[Sample]) -> Iterator[str]:
+def metric(name: str, kind: str, text: str, labels: tuple[str, ...], samples: Iterable[Sample]) -> Iterator[str]:
     """Yield one metric in the text format of Prometheus."""
     yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
     for values, value in samples:
-        named = ",".join(f'{label}="{_escaped(one)}"' for label, one in zip(labels, values, strict=True))
+        named = ",".join(f'{label}="{_escape_label(one)}"' for label, one in zip(labels, values, strict=True))
         yield f"{name}{{{named}}} {float(value)}\n" if named else f"{name} {float(value)}\n"
 
 
-def _escaped(value: str) -> str:
+def _escape_label(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-def _of_store(figures: Mapping[str, Any], ended: int) -> Iterator[str]:
+def _store_lines(figures: Mapping[str, Any], ended: int) -> Iterator[str]:
     numbers = {
         name: value
         for name, value in figures.items()
@@ -162,34 +162,34 @@ def _of_store(figures: Mapping[str, Any], ended: int) -> Iterator[str]:
     }
     for name, value in numbers.items():
         if name in COUNTERS:
-            yield from family(f"rdzv_store_{name}_total", "counter", COUNTERS[name], (), [((), value)])
+            yield from metric(f"rdzv_store_{name}_total", "counter", COUNTERS[name], (), [((), value)])
         elif not name.endswith("_max"):
             full = f"{name}_seconds" if name.endswith(IN_SECONDS) else name
             text = GAUGES.get(full, f"{name} of rdzv stats.")
-            yield from family(f"rdzv_store_{full}", "gauge", text, (), [((), value)])
+            yield from metric(f"rdzv_store_{full}", "gauge", text, (), [((), value)])
     limits = (((name,), value) for name, value in numbers.items() if name.endswith("_max"))
-    yield from family("rdzv_store_limit", "gauge", "The limits of the store.", ("limit",), limits)
-    yield from family("rdzv_runs_ended", "gauge", "Runs without any nodes.", (), [((), ended)])
+    yield from metric("rdzv_store_limit", "gauge", "The limits of the store.", ("limit",), limits)
+    yield from metric("rdzv_runs_ended", "gauge", "Runs without any nodes.", (), [((), ended)])
 
 
-def _of_runs(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _run_lines(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for name, text in OF_RUNS.items():
-        yield from family(f"rdzv_run_{name}", "gauge", text, ("run",), (((run["run_id"],), run[name]) for run in runs))
+        yield from metric(f"rdzv_run_{name}", "gauge", text, ("run",), (((run["run_id"],), run[name]) for run in runs))
     for name, (text, field, is_hour) in OF_STEPS.items():
         every = ((run, node_id, one[field]) for run in runs for node_id, one in run["steps"].items())
         steps = [
             ((node_id, run["run_id"]), max(run["now"] - value, 0.0) if is_hour else value)
             for run, node_id, value in every
         ]
-        yield from family(f"rdzv_run_{name}", "gauge", text, ("node", "run"), steps)
+        yield from metric(f"rdzv_run_{name}", "gauge", text, ("node", "run"), steps)
     rounds = (((run["run_id"],), 0 if run["round"] is None else run["round"] + 1) for run in runs)
-    yield from family("rdzv_run_rounds_completed_total", "counter", "Rounds that have completed.", ("run",), rounds)
+    yield from metric("rdzv_run_rounds_completed_total", "counter", "Rounds that have completed.", ("run",), rounds)
     lost = (((reason or "not known", run["run_id"]), count) for run in runs for reason, count in run["lost"].items())
-    yield from family("rdzv_run_nodes_lost_total", "counter", "Members that were lost.", ("reason", "run"), lost)
+    yield from metric("rdzv_run_nodes_lost_total", "counter", "Members that were lost.", ("reason", "run"), lost)
     spent = (((run["run_id"], what), seconds) for run in runs for what, seconds in run["spent"].items())
-    yield from family("rdzv_run_seconds_total", "counter", OF_TIME, ("run", "spent"), spent)
+    yield from metric("rdzv_run_seconds_total", "counter", OF_TIME, ("run", "spent"), spent)
     met = (((run["run_id"],), run["met"]) for run in runs if run["met"] is not None)
     text = "Last arrival to completion of the last round."
-    yield from family("rdzv_run_last_meeting_seconds", "gauge", text, ("run",), met)
+    yield from metric("rdzv_run_last_meeting_seconds", "gauge", text, ("run",), met)
     phases = (((phase.value, run["run_id"]), run["phase"] == phase.value) for run in runs for phase in Phase)
-    yield from family("rdzv_run_phase", "gauge", "1 for the phase that a run is in.", ("phase", "run"), phases)
+    yield from metric("rdzv_run_phase", "gauge", "1 for the phase that a run is in.", ("phase", "run"), phases)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from rdzv.http.access_rules import access_rules_for
-from rdzv.http.listening import health, make_table, serve_routes
-from rdzv.http.metrics import CONTENT_TYPE, ProcessMetrics, family
+from rdzv.http.listening import health, make_connection_table, serve_routes
+from rdzv.http.metrics import CONTENT_TYPE, ProcessMetrics, metric
 from rdzv.node.link.wakeup import Wakeup
 from store.net.address import host_and_port
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     import ssl
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rdzv.node.node import Node
     from store.protocol.connection import Secret
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 IN_ROUND: Final = "in a round"
 JOINING: Final = "joining"
@@ -48,7 +48,7 @@ async def serve_node(
             while not (node.joining or node.membership is not None):
                 await wakeup.sleep_until(None)
         async with contextlib.AsyncExitStack() as stack:
-            serving = serve_routes(metrics.routes(), door, make_table(), host, port, tls)
+            serving = serve_routes(metrics.routes(), door, make_connection_table(), host, port, tls)
             try:
                 bound = await stack.enter_async_context(serving)
             except OSError as error:
@@ -56,7 +56,7 @@ async def serve_node(
             else:
                 at = host_and_port(host or "*", bound)
                 log.info("run %s, node %s: its metrics are at %s/metrics", node.run_id, node.node_id, at)
-            await metrics.process.measure_loop(then=metrics.observe)
+            await metrics.process.measure_loop_lag(then=metrics.add_elapsed_time)
     finally:
         node.listeners.remove(metrics)
 
@@ -76,27 +76,27 @@ class _NodeMetrics:
         self._rounds = self._dropped = self._lost = self._lost_in_round = 0
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/metrics", self._answer), web.get("/healthz", health)]
+        return [web.get("/metrics", self._serve_metrics), web.get("/healthz", health)]
 
-    async def _answer(self, _: web.Request) -> web.Response:
-        self.observe()
-        return web.Response(body="".join([self.process.text(), *self._lines()]).encode(), headers=CONTENT_TYPE)
+    async def _serve_metrics(self, _: web.Request) -> web.Response:
+        self.add_elapsed_time()
+        return web.Response(body="".join([self.process.text(), *self._metric_lines()]).encode(), headers=CONTENT_TYPE)
 
     def notify(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self.observe)
+            self._loop.call_soon_threadsafe(self.add_elapsed_time)
 
-    def observe(self) -> None:
+    def add_elapsed_time(self) -> None:
         """Add the time since the last call to the activity that the last call saw; call it only in the node's loop."""
         node, membership, now = self._node, self._node.membership, self._loop.time()
         self._spent[self._doing] += now - self._since
         self._since = now
         if membership is not None:
-            self._count(membership)
+            self._count_round(membership)
         is_member = membership is not None and membership.over is None
         self._doing = JOINING if node.joining else IN_ROUND if is_member else OUTSIDE
 
-    def _count(self, membership: Membership) -> None:
+    def _count_round(self, membership: Membership) -> None:
         if membership is not self._membership:
             self._membership, self._told_over, self._lost_in_round = membership, False, 0
             self._rounds += 1
@@ -107,7 +107,7 @@ class _NodeMetrics:
             self._told_over = True
             self._dropped += membership.dropped
 
-    def _lines(self) -> Iterator[str]:
+    def _metric_lines(self) -> Iterator[str]:
         node, head, membership = self._node, self._node.head, self._membership
         is_member = membership is not None and membership.over is None
         progress = head.progress
@@ -133,7 +133,7 @@ class _NodeMetrics:
         labels = (node.node_id, node.run_id)
         for name, (text, value) in figures.items():
             kind = "counter" if name.endswith("_total") else "gauge"
-            yield from family(f"rdzv_node_{name}", kind, text, LABELS, [] if value is None else [(labels, value)])
+            yield from metric(f"rdzv_node_{name}", kind, text, LABELS, [] if value is None else [(labels, value)])
         spent = (((doing, *labels), seconds) for doing, seconds in self._spent.items())
         text = "Seconds that this node has spent in each phase."
-        yield from family("rdzv_node_seconds_total", "counter", text, ("doing", *LABELS), spent)
+        yield from metric("rdzv_node_seconds_total", "counter", text, ("doing", *LABELS), spent)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rdzv.core.keys import Keys
 from rdzv.core.report import report
-from rdzv.display.history import describe
+from rdzv.display.history import history_text
 from rdzv.node.link.followed_runs import FollowedRuns
 from rdzv.node.run.run import Run
 from rdzv.node.run.status import read_usage
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from rdzv.core.history import History
-    from rdzv.node.run.status import Usage
+    from rdzv.node.run.status import RunUsage
     from store.protocol.connection import Secret
     from store.server.server import Server
 
@@ -48,7 +48,7 @@ class NoSuchRun(Exception):
 
 
 @contextlib.asynccontextmanager
-async def client_of(server: Server, *, token: Secret) -> AsyncIterator[Client]:
+async def client_in_process(server: Server, *, token: Secret) -> AsyncIterator[Client]:
     """Connect a client to a store's server in this process, without port and TLS."""
 
     async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
@@ -65,7 +65,7 @@ async def client_of(server: Server, *, token: Secret) -> AsyncIterator[Client]:
 
 @dataclass(slots=True)
 class _EndedRun:
-    usage: Usage  # the usage at the last read; if it differs now, the run has changed
+    usage: RunUsage  # the usage at the last read; if it differs now, the run has changed
     since: float  # when the run's first key was written, on the client's clock
     summary: dict[str, Any] | None = None  # the run's figures, if they were read
 
@@ -87,7 +87,7 @@ class RunReader:
         """See `Run.ping`."""
         return await self._client.ping(timeout=2.0)
 
-    async def list_live(self) -> list[dict[str, Any]]:
+    async def list_live_runs(self) -> list[dict[str, Any]]:
         """Return the figures of runs with nodes."""
         return await self._cached("", self._read_live_runs)
 
@@ -111,9 +111,9 @@ class RunReader:
         unread = [what for what in ("", f"{run_id}/") if what in self.followed.changed and what in self._answers]
         return min((self._answers[one][0] for one in unread), default=math.inf) - self._client.time()
 
-    async def list_recent(self) -> list[dict[str, Any]]:
+    async def list_recent_runs(self) -> list[dict[str, Any]]:
         """Return the figures of runs with nodes and of the youngest ended runs, without members' steps."""
-        live = await self.list_live()
+        live = await self.list_live_runs()
         youngest = heapq.nlargest(ENDED_LISTED, self.over.items(), key=lambda one: one[1].since)
         for run_id, over in [one for one in youngest if one[1].summary is None][:READ_AT_ONCE]:
             over.summary = await self.followed.summary_of(run_id)
@@ -125,17 +125,17 @@ class RunReader:
         now = self._client.time()
         usages = await read_usage(self._client, self._prefix)
         before, self.over = self.over, {}
-        await self.followed.drop()
+        await self.followed.drop_unused()
         unknown = []
         for id, usage in usages.items():
-            if id in before and _is_same(before[id].usage, usage):
+            if id in before and _is_usage_unchanged(before[id].usage, usage):
                 self.over[id] = before[id]
             else:
                 unknown.append(id)
         live = []
         for at in range(0, len(unknown), COUNTED_AT_ONCE):
             some = unknown[at : at + COUNTED_AT_ONCE]
-            nodes = await run_together(*(self._client.count(self._keys(id).nodes) for id in some))
+            nodes = await run_together(*(self._client.count(self._keys_of(id).nodes) for id in some))
             for id, count in zip(some, nodes, strict=True):
                 summary = (await self.followed.refresh_run(id)).summary() if count else None
                 if summary is not None and any(summary[name] for name in ("members", "waiting", "spares")):
@@ -146,38 +146,38 @@ class RunReader:
 
     async def report(self, run_id: str) -> dict[str, Any]:
         """Return one run as `rdzv status --json` does, with history; raise `NoSuchRun` if it does not exist."""
-        await self._check(run_id)
-        return await self._cached(run_id, partial(self._report, run_id))
+        await self._check_exists(run_id)
+        return await self._cached(run_id, partial(self._read_report, run_id))
 
-    async def _report(self, run_id: str) -> dict[str, Any]:
+    async def _read_report(self, run_id: str) -> dict[str, Any]:
         run = await self.followed.refresh_run(run_id)
-        status, history = run.current()
-        return {**report(status), "history": describe(history)[-HISTORY_LINES:], "cost": run.cost().plain()}
+        status, history = run.current_status()
+        return {**report(status), "history": history_text(history)[-HISTORY_LINES:], "cost": run.account().as_json()}
 
     async def page_state(self, run_id: str) -> dict[str, Any] | None:
         """Return one run for the page, without values that time alone changes; None if the run does not exist."""
-        if not await self._client.count(self._keys(run_id).root):
+        if not await self._client.count(self._keys_of(run_id).root):
             return None
-        return await self._cached(f"{run_id}/", partial(self._stream, run_id))
+        return await self._cached(f"{run_id}/", partial(self._read_page_state, run_id))
 
-    async def _stream(self, run_id: str) -> dict[str, Any]:
+    async def _read_page_state(self, run_id: str) -> dict[str, Any]:
         return (await self.followed.refresh_run(run_id)).page_state()
 
     async def history(self, run_id: str) -> tuple[History, float]:
         """Return a run's history and the present time on its clock; raise `NoSuchRun` if the run does not exist."""
-        await self._check(run_id)
-        run = Run(self._client, self._keys(run_id))
+        await self._check_exists(run_id)
+        run = Run(self._client, self._keys_of(run_id))
         return await run.whole_history(), await run.time_of_day()
 
-    async def _check(self, run_id: str) -> None:
-        if not await self._client.count(self._keys(run_id).root):
+    async def _check_exists(self, run_id: str) -> None:
+        if not await self._client.count(self._keys_of(run_id).root):
             raise NoSuchRun(run_id)
 
-    def _keys(self, run_id: str) -> Keys:
+    def _keys_of(self, run_id: str) -> Keys:
         return Keys(self._prefix, run_id)
 
 
-def _is_same(before: Usage, now: Usage) -> bool:
+def _is_usage_unchanged(before: RunUsage, now: RunUsage) -> bool:
     """Return True if a run's usage shows no change; False if the store does not count usage, as etcd."""
     is_counted = before.age is not None and now.age is not None and before.age <= now.age
     return is_counted and (before.keys, before.bytes) == (now.keys, now.bytes)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, cast
 
 from rdzv.errors import RendezvousSettingsError, RoundChanged
-from rdzv.loop.member import BodyCalls, MemberOfRound, Options, RoundLoop
-from store.calls import blocking, run_at_once
+from rdzv.loop.member import BodyCalls, LoopOptions, MemberOfRound, RoundLoop
+from store.calls import blocking, run_synchronously
 from store.net.threads import Flag
 
 if TYPE_CHECKING:
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 SomeRound = TypeVar("SomeRound", bound="Round")
 
 
-def rounds_made_by(make: Callable[..., SomeRound], handler: Handler, options: Options) -> Iterator[SomeRound]:
+def iterate_rounds(make: Callable[..., SomeRound], handler: Handler, options: LoopOptions) -> Iterator[SomeRound]:
     """Yield the rounds of a run over a connected handler; `make` takes the arguments of `Round`."""
     node = handler.node
     if node is None:
         raise RendezvousSettingsError(f"the backend of run {handler.run_id} is a third party's, and has no rounds")
     loop = RoundLoop(make, handler, node, options)
     try:
-        while (round := run_at_once(loop.next())) is not None:
+        while (round := run_synchronously(loop.next())) is not None:
             yield round
     finally:
-        run_at_once(loop.release())
+        run_synchronously(loop.release())
 
 
 class Round(MemberOfRound):
@@ -50,7 +50,7 @@ class Round(MemberOfRound):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if error is None:
             self.gate.finish()
-        return run_at_once(self._conclude(error))
+        return run_synchronously(self._handle_body_end(error))
 
     def _end_body(self, ending: Ending) -> None:
         """If members have gone, end waits in the round's store, as keys may never come. Runs in the node thread."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, Suppor
 from rdzv.config.config_errors import shown
 from rdzv.config.parameters import Parameter
 from rdzv.config.value_types import duration, whole_number
-from rdzv.core.round_life import Ending, EndKind, Outcome, give_up_in
+from rdzv.core.round_life import Ending, EndKind, Outcome, find_give_up
 from rdzv.core.stopping import as_step
 from rdzv.core.stuck.tally import RunTally
 from rdzv.errors import (
@@ -26,7 +26,7 @@ from rdzv.errors import (
 )
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.membership import Membership, Previous
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import StepGate
     from rdzv.node.node import Node
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 T = TypeVar("T")
 SomeRound = TypeVar("SomeRound", bound="MemberOfRound")
@@ -49,7 +49,7 @@ SECONDS: Final = Parameter("seconds", duration())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class LoopOptions:
     """The options of a loop; see `rdzv.rounds`. Invalid ones raise RendezvousSettingsError."""
 
     on_waiting: OnWaiting = "now"
@@ -70,9 +70,9 @@ async def await_if_async(work: Awaitable[T] | T) -> T:
 class RoundLoop(Generic[SomeRound]):
     """The loop over a run's rounds, for both twins. With a blocking handler, the loop's coroutines never await."""
 
-    def __init__(self, make: Callable[..., SomeRound], handler: Any, node: Node, options: Options) -> None:
+    def __init__(self, make: Callable[..., SomeRound], handler: Any, node: Node, options: LoopOptions) -> None:
         self.node: Node = node
-        self.options: Options = options
+        self.options: LoopOptions = options
         self._make = make
         self._handler = handler
         # If the run was open before the first round, its closing ends the loop without an error. None: not known yet.
@@ -88,7 +88,7 @@ class RoundLoop(Generic[SomeRound]):
                 self._finished = as_step(self.options.progress(), "progress()")
         else:
             self.last.check_was_left()
-            await self._leave(self.last)
+            await self._record_progress(self.last)
         while not self.node.is_draining:
             self.node.progress = self._finished  # other members read this value in this node's record
             try:
@@ -106,7 +106,7 @@ class RoundLoop(Generic[SomeRound]):
             if await round.begin():
                 self.last = round
                 return round
-            await self._leave(round)
+            await self._record_progress(round)
         return None
 
     async def release(self) -> None:
@@ -114,7 +114,7 @@ class RoundLoop(Generic[SomeRound]):
         if self.last is not None and not sys.is_finalizing():  # then other threads have ended
             await self.last._release()
 
-    async def _leave(self, round: SomeRound) -> None:
+    async def _record_progress(self, round: SomeRound) -> None:
         """Record the last step that this node finished; with `no_progress`, count rounds without progress."""
         self.last = round
         gate, progress = round.gate, self.options.progress
@@ -126,12 +126,12 @@ class RoundLoop(Generic[SomeRound]):
             self._finished = gate.finished
         achieved = round.monitor.membership.beats.has_progressed or (progress is not None and self._finished > before)
 
-        def count(tally: bytes) -> bytes:
+        def count_round(tally: bytes) -> bytes:
             return RunTally.of(tally).after(round.number, failed=round.monitor.has_failed, achieved=achieved).pack()
 
         if self.options.no_progress:
             with contextlib.suppress(RendezvousError):  # if the store stays unreachable, `next_rendezvous` raises
-                await await_if_async(self._handler.change_tally(count))
+                await await_if_async(self._handler.change_tally(count_round))
 
     async def _give_up_without_progress(self) -> None:
         """Give the run up after too many rounds without a finished step; each member has counted the last round."""
@@ -267,14 +267,14 @@ class MemberOfRound(ABC):
     async def _release(self) -> None:  # noqa: B027  by default there is nothing to release
         """Release the preparations of `begin` at the round's end, also if cancelled; may be called twice."""
 
-    async def _conclude(self, error: BaseException | None) -> bool:
+    async def _handle_body_end(self, error: BaseException | None) -> bool:
         """Act on the body's end; return True to swallow its error. A `GiveUp` in an error group is raised alone."""
         try:
             outcome = await self.monitor.end_work(
                 error, in_node=lambda work: await_if_async(self._handler.call(work)), release=self._release
             )
             if outcome is not Outcome.MEET_AGAIN:
-                verdict = give_up_in(error)
+                verdict = find_give_up(error)
                 if verdict is not None and isinstance(error, ExceptionGroup):
                     raise verdict from error
                 return False

@@ -29,18 +29,18 @@ def make_process_folder(prefix: str) -> Path:
     except FileNotFoundError as error:
         why = "no folder for temporary files can be written to; set TMPDIR to one that can"
         raise OSError(errno.EROFS, why) from error
-    _lock(folder)  # the lock lasts until the process ends: no code closes the descriptor
+    _lock_folder(folder)  # the lock lasts until the process ends: no code closes the descriptor
     for other in folder.parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             found = other.stat(follow_symlinks=False)
             if other != folder and found.st_uid == os.getuid() and abs(time.time() - found.st_mtime) > LEFT_AFTER:
-                os.close(_lock(other))
+                os.close(_lock_folder(other))
                 shutil.rmtree(other, ignore_errors=True)
     return folder
 
 
 @contextlib.contextmanager
-def own_folder(prefix: str) -> Iterator[Path]:
+def folder_for_block(prefix: str) -> Iterator[Path]:
     """Make a folder for the block, as `make_process_folder` does for the process."""
     folder = make_process_folder(prefix)
     try:
@@ -49,7 +49,7 @@ def own_folder(prefix: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lock(folder: Path) -> int:
+def _lock_folder(folder: Path) -> int:
     file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,14 +29,14 @@ DIGITS_MOST = 20
 CHARACTERS_MAX: Final = 200  # the most characters of an exception's line that other nodes get
 
 
-def start_to_follow(handler: NodeView, folder: Path) -> None:
+def start_reading_steps(handler: NodeView, folder: Path) -> None:
     """Read the steps of a node's processes in a folder until the node's round is over; thread-safe."""
     node, membership = handler.own_node, handler.membership
     if membership is not None:
-        handler.start(_follow(node, membership, folder))
+        handler.start(_read_steps(node, membership, folder))
 
 
-def forget_beats(folder: Path) -> None:
+def delete_old_steps(folder: Path) -> None:
     """Delete an earlier round's steps; make the folder anew if `/tmp` was cleaned up."""
     with contextlib.suppress(OSError):  # the disk is full or read-only, which must not end a healthy node
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,14 +45,14 @@ def forget_beats(folder: Path) -> None:
                 path.unlink()
 
 
-def read_beats_now(membership: Membership, folder: Path) -> None:
+def read_steps_now(membership: Membership, folder: Path) -> None:
     """Read and record the step of a node's processes now."""
     step = _last_step_of(folder)
     if step is not None:
         membership.beats.beat(step)
 
 
-async def _follow(node: Node, membership: Membership, folder: Path) -> None:
+async def _read_steps(node: Node, membership: Membership, folder: Path) -> None:
     while membership.over is None:
         step = await node.loop.run_in_thread(lambda: _last_step_of(folder))  # a disk that hangs must not block the node
         if step is not None:
@@ -73,7 +73,7 @@ def _last_step_of(folder: Path) -> int | None:
     return min(steps, default=None)
 
 
-def exception_in(file: str | Path) -> str:
+def exception_from_file(file: str | Path) -> str:
     """Return the first line of a process's exception, as `@record` wrote it; "" if its error file has none."""
     try:
         message = json.loads(Path(file).read_text(encoding="utf-8"))["message"]

@@ -24,9 +24,9 @@ from rdzv.core.round_life import (
     EndKind,
     Outcome,
     WorkPhase,
-    give_up_in,
+    find_give_up,
+    is_own_failure,
     loss_known_within,
-    own_failure,
 )
 from rdzv.core.state import Closed, NodesLeft, NodesLost
 from rdzv.core.stuck.accusing import UNNAMED
@@ -37,7 +37,7 @@ from rdzv.node.front.sharing import shared_store
 from rdzv.node.link.stopwatch import STOOD_STILL
 from rdzv.node.run.run import Run
 from store import StoreError
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from rdzv.node.node import Node
     from rdzv.shared_store.store import SharedStore
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 FINISHED: Final = "every member has finished its body"
 
@@ -57,7 +57,7 @@ DONE: Final = "rdzv/done"
 BLAME: Final = "rdzv/ended_by"
 
 LISTENS_FOR: Final = 1e9  # seconds; in effect no limit, as the round's end ends the wait
-LISTENS_AGAIN: Final = 1.0  # seconds until `listen` asks the store again after an error
+LISTENS_AGAIN: Final = 1.0  # seconds until `wait_for_end` asks the store again after an error
 ETCD_LATE: Final = 1.0  # seconds by which etcd may report a lease's end late
 LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds between the checks of `_wait_for_loss`
 
@@ -118,17 +118,17 @@ class RoundMonitor:
         ending = None if self.ended_abruptly else self._find_ending()
         if ending is not None:
             self.end(ending)
-        if self.phase is WorkPhase.FAILED and self._others_live():
+        if self.phase is WorkPhase.FAILED and self._have_others_arrived():
             self._cancel_wait()
 
     def end(self, ending: Ending) -> None:
         """Record an ending; the first counts, but any other replaces an agreement to leave. Thread-safe."""
-        if self._note(ending):
+        if self._record_ending(ending):
             self.on_end(ending)
             if self.phase is not WorkPhase.AT_WORK:  # this then runs in the node's thread, which may cancel `_awaits`
                 self._cancel_wait()
 
-    def _note(self, ending: Ending) -> bool:
+    def _record_ending(self, ending: Ending) -> bool:
         is_first = self._endings.setdefault(ending.is_abrupt, ending) is ending
         return is_first and self.ending is ending
 
@@ -148,7 +148,7 @@ class RoundMonitor:
             match change:
                 case NodesLost(node_ids=ids) as lost:
                     return Ending(kind=EndKind.LOST, reason=f"lost: {describe_gone(lost)}", node_ids=ids)
-                case NodesLeft(node_ids=ids) as left if not gate.decided or self._left_early:
+                case NodesLeft(node_ids=ids) as left if not gate.decided or self._has_any_left_early:
                     return Ending(kind=EndKind.LEFT, reason=f"left: {describe_gone(left)}", node_ids=ids)
                 case Closed(reason=reason, given_up=given_up) if given_up or stops_nowhere:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
@@ -167,13 +167,13 @@ class RoundMonitor:
             return Ending(kind=EndKind.LEFT, reason="left: a member meets again, and all had not agreed to")
         return None
 
-    def _others_live(self) -> bool:
+    def _have_others_arrived(self) -> bool:
         """Return True if all other members have arrived for the next round: then none of them has died."""
         progress = self.membership.progress
         return progress is not None and progress.live <= 1 and not (progress.lost or progress.departed)
 
     @property
-    def _left_early(self) -> bool:
+    def _has_any_left_early(self) -> bool:
         """True if a member has left elsewhere than at the agreed step, so that others may wait for it in a step.
 
         A member that leaves at once for newcomers counts, too: a member whose body calls no `check` may wait for it.
@@ -195,21 +195,21 @@ class RoundMonitor:
         members that fail because of this one would report first. For blocking callers, `in_node` and `release` block
         instead of awaiting.
         """
-        verdict = give_up_in(failure)
+        verdict = find_give_up(failure)
         if verdict is not None:
             await in_node(self._give_up(verdict))
             return Outcome.GIVE_UP
         if failure is None:
             if self.ending is None:
-                await in_node(self._finish())
+                await in_node(self._wait_until_all_finish())
             return Outcome.MEET_AGAIN
-        is_own = own_failure(failure)
+        is_own = is_own_failure(failure)
         if is_own is None:
             return Outcome.RAISE
         if not is_own or self.ended_abruptly:
             self.notify()  # look again: the node may read of a loss only after the work has failed
             if self.ending is None:  # the node has not read of the end yet, or the error is of another round
-                self._note(Ending(kind=EndKind.DROPPED, reason=str(failure)))
+                self._record_ending(Ending(kind=EndKind.DROPPED, reason=str(failure)))
                 if self.membership.gate.is_awaited:
                     # Others wait for this member in a step. Report a departure: an arrival means an agreed stop.
                     await in_node(self._leave())
@@ -229,9 +229,9 @@ class RoundMonitor:
         try:
             await self.node.loop.start(verbs.give_up(self.node, verdict.reason, status=verdict.status))
         except RendezvousError as error:  # this member gives up even if the others cannot be told
-            self._say(f"the others could not be told that the run is given up: {error}")
+            self._log_warning(f"the others could not be told that the run is given up: {error}")
 
-    async def _finish(self) -> None:
+    async def _wait_until_all_finish(self) -> None:
         """Wait until all members have finished, and the last one closes the run, or until the round ends otherwise.
 
         A member that cannot report that it has finished returns, to meet again with the others.
@@ -248,11 +248,11 @@ class RoundMonitor:
             if self.ending is not None and self.ending.kind in (EndKind.LOST, EndKind.LEFT):
                 await self._count_finished(0)  # close the run if the last member is lost before closing it
         except (RendezvousError, StoreError) as error:
-            self._say(f"this member has finished, and cannot report it: {error}")
+            self._log_warning(f"this member has finished, and cannot report it: {error}")
 
     async def _count_finished(self, more: int) -> None:
         with contextlib.suppress(RoundSupersededError):
-            count = await (await self._store()).add(DONE, more)
+            count = await (await self._open_shared_store()).add(DONE, more)
             self.all_have_finished = count == self.membership.round.size
         if self.all_have_finished:
             # The node's loop completes the closing even if this caller is cancelled.
@@ -263,7 +263,7 @@ class RoundMonitor:
         how = failure if isinstance(failure, str) else ""
         if not await self.claim_end(how):
             reason = f"others failed before this member did: {failure!r}"
-            self._note(Ending(kind=EndKind.FAILED, reason=reason))
+            self._record_ending(Ending(kind=EndKind.FAILED, reason=reason))
             return False
         if self.membership.round.size == 1:
             return False
@@ -286,20 +286,20 @@ class RoundMonitor:
                 # Do not count time in which this process was stopped: it has yet to read the events of that time.
                 left -= took if took < LOOKS_FOR_NEWS_EVERY + STOOD_STILL else 0.0
 
-    def _say(self, what: str) -> None:
+    def _log_warning(self, what: str) -> None:
         log.warning("run %s, round %d: %s", self.node.run_id, self.membership.round.number, what)
 
-    async def _store(self) -> SharedStore:
-        link, round = await self.node.connect(), self.membership.round
+    async def _open_shared_store(self) -> SharedStore:
+        link, round = await self.node.open_link(), self.membership.round
         store = shared_store(self.node, self.membership, link.store)
         store.prefix = self.node.keys.attempt(round.number, round.term)  # a prefix for which a full store reserves room
         return store
 
-    async def in_round(self) -> bool:
+    async def is_in_round(self) -> bool:
         """Ask the store whether this member is still in the round."""
         try:
             with contextlib.suppress(StoreError):  # this member's next request fails, too
-                await (await self._store()).check([DONE])
+                await (await self._open_shared_store()).check([DONE])
         except RoundSupersededError:
             return False
         return True
@@ -311,13 +311,13 @@ class RoundMonitor:
         """
         said = f"{self.node.node_id}\n{how}".encode(errors="backslashreplace")
         with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError, StoreError):
-            return await (await self._store()).compare_set(BLAME, b"", said) == said
+            return await (await self._open_shared_store()).compare_set(BLAME, b"", said) == said
         return False
 
-    async def listen(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait until a member has ended the round; if its work failed, end the round here: a collective might hang."""
         try:
-            listening = (await self._store()).listening()
+            listening = (await self._open_shared_store()).without_wait_reports()
         except RendezvousError:
             return  # without the store the round is lost
         self.membership.call_when_over(listening.end_calls)
@@ -345,7 +345,7 @@ def describe_gone(gone: NodesLost | NodesLeft) -> str:
 
 async def accuse_unnamed(node: Node, why: str) -> None:
     """Accuse an unnamed member, so that a member that has disconnected from the store is lost before `gone_ttl`."""
-    link, membership = await node.connect(), node.membership
+    link, membership = await node.open_link(), node.membership
     if membership is not None and membership.over is None:
         with contextlib.suppress(StoreError):
             await Run(link.store, node.keys, by=node.node_id).accuse(membership, UNNAMED, why)

@@ -28,9 +28,9 @@ import anyio
 from rdzv.backends.builtin import create_handler
 from rdzv.config.config_errors import refuse, shown
 from rdzv.errors import RoundChanged
-from rdzv.loop.member import BodyCalls, OnWaiting, Options, RoundLoop
+from rdzv.loop.member import BodyCalls, LoopOptions, OnWaiting, RoundLoop
 from rdzv.node.handler import Handler
-from rdzv.node.link.wakeup import WakeupHere
+from rdzv.node.link.wakeup import ThreadSafeWakeup
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -69,8 +69,8 @@ def rounds(
         RunGivenUpError: The body of another member has raised `GiveUp`, or there was no progress.
         RendezvousError: The next round was not reached, and a retry would not help.
     """
-    options = Options(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
-    return rounds_made_by(Round, handler_of(url, overrides), options)
+    options = LoopOptions(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
+    return iterate_rounds(Round, handler_of(url, overrides), options)
 
 
 def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
@@ -82,8 +82,8 @@ def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
     return handler
 
 
-async def rounds_made_by(
-    make: Callable[..., SomeRound], handler: Handler, options: Options
+async def iterate_rounds(
+    make: Callable[..., SomeRound], handler: Handler, options: LoopOptions
 ) -> AsyncGenerator[SomeRound, None]:
     """Yield a run's rounds, made by `make`; enter the handler, and close it in the end."""
     try:
@@ -131,7 +131,7 @@ class Round(BodyCalls):
         if error is None:
             self.gate.finish()
         self._left.set()
-        return await self._conclude(None if cancelled_by_us else error)
+        return await self._handle_body_end(None if cancelled_by_us else error)
 
     def _end_body(self, _: Ending) -> None:
         with contextlib.suppress(RuntimeError):  # the body's loop is closed, so the body has ended
@@ -139,7 +139,7 @@ class Round(BodyCalls):
 
     async def _until_decided(self) -> None:
         """Wait for the agreement on a stop: about a round trip, as nodes answer while their members compute."""
-        wakeup = WakeupHere()
+        wakeup = ThreadSafeWakeup()
         with self._membership.listeners.listening(wakeup):
             while not (self.gate.decided or self.monitor.is_over):
                 await wakeup.sleep_until(None)

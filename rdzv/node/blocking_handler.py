@@ -25,7 +25,7 @@ from rdzv.membership import Membership
 from rdzv.node.front import verbs
 from rdzv.node.front.node_view import NodeView
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.link.node_loop import result_of
+from rdzv.node.link.node_loop import wait_for_result
 from rdzv.node.member.health import run_health_check
 from rdzv.node.node import JoinTicket
 
@@ -76,8 +76,8 @@ class Handler(NodeView, RendezvousHandler):
         ticket = JoinTicket()
         joining: Call[Membership] | None = None
         try:
-            joining = self.start(node.next_rendezvous(ticket, self._health_check(node)))
-            return self._info(result_of(joining))
+            joining = self.start(node.next_rendezvous(ticket, self._make_health_check(node)))
+            return self._make_info(wait_for_result(joining))
         except BaseException:
             # `abandon` undoes the call, even if a signal handler raised around it. A failed call has undone its work.
             if joining is None or not joining.has_failed:
@@ -92,13 +92,13 @@ class Handler(NodeView, RendezvousHandler):
         with contextlib.suppress(RendezvousStateError):
             self.start(node.abandon(ticket))
 
-    def _health_check(self, node: Node) -> Callable[[], Awaitable[str | None]] | None:
+    def _make_health_check(self, node: Node) -> Callable[[], Awaitable[str | None]] | None:
         check = node.settings.health_check
         if check is None:
             return None
         return lambda: self._loop.run_in_thread(lambda: asyncio.run(run_health_check(check)))
 
-    def _info(self, membership: Membership) -> RendezvousInfo:
+    def _make_info(self, membership: Membership) -> RendezvousInfo:
         assert isinstance(self._inner, AsyncHandler)
         if self._shared_client is not None:
             self._shared_client.close()
@@ -106,7 +106,7 @@ class Handler(NodeView, RendezvousHandler):
         read_roster = functools.partial(self._roster, membership)
         return RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
 
-    def node_here(self, name: str) -> Node:
+    def usable_node(self, name: str) -> Node:
         """Return the node; raise if a third-party backend has none, in a forked child, or after closing."""
         self.check_usable()
         if self.node is None:
@@ -132,7 +132,7 @@ class Handler(NodeView, RendezvousHandler):
     def connect(self) -> None:
         """Connect to the store, as `with rdzv.sync.connect(...)` does."""
         node = self.node
-        self.call(cast("Coroutine[Any, Any, object]", self._inner.__aenter__() if node is None else node.connect()))
+        self.call(cast("Coroutine[Any, Any, object]", self._inner.__aenter__() if node is None else node.open_link()))
 
     def close(self) -> None:
         """Leave the round, stop coordinating, and disconnect for good. May be called twice."""
@@ -148,7 +148,7 @@ class Handler(NodeView, RendezvousHandler):
         except BaseException:
             self._begin_to_close()  # a signal handler may have raised before the closing began
             raise
-        result_of(closing)
+        wait_for_result(closing)
 
     def _begin_to_close(self) -> Call[None]:
         closing = self._loop.start((self.node or self._inner).aclose())
@@ -159,7 +159,7 @@ class Handler(NodeView, RendezvousHandler):
         """Run work in the node's loop and wait for it. An interrupt cancels the work, unless `must_complete`."""
         call = self.start(cast("Coroutine[Any, Any, T]", work))
         try:
-            return result_of(call)
+            return wait_for_result(call)
         except BaseException:
             if not must_complete:
                 call.cancel()
@@ -205,12 +205,12 @@ class BlockingStream(Generic[T]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        async def leave() -> None:
+        async def close_stream() -> None:
             async with self._turn:  # wait for an interrupted read, which continues in the loop
                 await self._opened.__aexit__(None, None, None)
 
         with contextlib.suppress(RendezvousStateError):  # the handler is closed
-            self._call(leave())
+            self._call(close_stream())
 
     def __iter__(self) -> Self:
         return self

@@ -29,11 +29,11 @@ from rdzv.node.front import verbs
 from rdzv.node.front.node_view import NodeView
 from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
-from rdzv.node.link.node_loop import result_of
-from rdzv.node.link.wakeup import WakeupHere
+from rdzv.node.link.node_loop import wait_for_result
+from rdzv.node.link.wakeup import ThreadSafeWakeup
 from rdzv.node.member.health import run_health_check_in
 from rdzv.node.node import JoinTicket, Node
-from rdzv.shared_store.store import ClientAtFirstUse
+from rdzv.shared_store.store import LazyClient
 from store import ConnectionLost, StoreUsageError
 from store.keeping import RELEASE_WITHIN
 from store.net.tasks import running_loop
@@ -77,7 +77,7 @@ class Handler(NodeView, RendezvousHandler):
         self.node: Node = node
         self._named = node
         self._loop = node.loop
-        self.shared_client: ClientAtFirstUse = ClientAtFirstUse(open_store)
+        self.shared_client: LazyClient = LazyClient(open_store)
         self._open_blocking_store = open_blocking_store
         self._pid = os.getpid()
 
@@ -87,7 +87,7 @@ class Handler(NodeView, RendezvousHandler):
         except StoreUsageError as error:
             raise RendezvousStateError(str(error)) from None
         try:
-            await self.call(self.node.connect())
+            await self.call(self.node.open_link())
         except BaseException:
             await self.aclose()  # the caller gets no handler that it could close
             raise
@@ -104,16 +104,16 @@ class Handler(NodeView, RendezvousHandler):
             return  # the handler is closed, and its node thread has ended
         closing.over.call(self.node.loop.leave)  # leave the loop once the node is closed
         try:
-            await self._end_with(withdrawn, closing)
+            await self._close_shared_store(withdrawn, closing)
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
-                await self._end_with(withdrawn, closing)  # a second cancel ends this wait, not the closing
+                await self._close_shared_store(withdrawn, closing)  # a second cancel ends this wait, not the closing
             raise
         finally:
             await self.shared_client.aclose()
-        result_of(closing)
+        wait_for_result(closing)
 
-    async def _end_with(self, withdrawn: Call[Literal[True]], closing: Call[None]) -> None:
+    async def _close_shared_store(self, withdrawn: Call[Literal[True]], closing: Call[None]) -> None:
         """Disconnect the shared store once the node has left its round, then wait until the node is closed.
 
         If the shared store disconnected before the node has left, its waiting callers would not learn that the round is
@@ -132,7 +132,7 @@ class Handler(NodeView, RendezvousHandler):
             if not must_complete:
                 call.cancel()
             raise
-        return result_of(call)
+        return wait_for_result(call)
 
     def open_blocking_store(self) -> BlockingStore:
         """Return a new blocking client of the same store; the caller closes it."""
@@ -164,43 +164,43 @@ class Handler(NodeView, RendezvousHandler):
             RendezvousStateError: Another call of this handler is joining already.
         """
         ticket = JoinTicket()
-        joining = self.start(self.node.next_rendezvous(ticket, self._health_check()))
+        joining = self.start(self.node.next_rendezvous(ticket, self._make_health_check()))
         try:
             await joining.end()
-            return self._info(result_of(joining))
+            return self._make_info(wait_for_result(joining))
         except asyncio.CancelledError:
             undoing = self.node.loop.start(self.node.abandon(ticket))
             with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # then the node undoes the call alone
                 await undoing.end()
             raise
 
-    def _health_check(self) -> Callable[[], Awaitable[str | None]] | None:
+    def _make_health_check(self) -> Callable[[], Awaitable[str | None]] | None:
         check, here = self.settings.health_check, asyncio.get_running_loop()
         return None if check is None else functools.partial(run_health_check_in, here, check)
 
-    def _info(self, membership: Membership) -> RendezvousInfo:
+    def _make_info(self, membership: Membership) -> RendezvousInfo:
         self.shared_client.expect_store(membership.store_id)
         shared = shared_store(self.node, membership, self.shared_client)
         here = asyncio.get_running_loop()
 
-        def call_here(call: Callable[..., None], *arguments: object) -> None:
+        def call_in_callers_loop(call: Callable[..., None], *arguments: object) -> None:
             with contextlib.suppress(RuntimeError):  # the caller's loop is closed, and has no call to end
                 here.call_soon_threadsafe(call, *arguments)
 
         read_roster = functools.partial(self._roster, membership)
         info = RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
-        membership.call_when_over(functools.partial(call_here, shared.end_calls))
+        membership.call_when_over(functools.partial(call_in_callers_loop, shared.end_calls))
         if self.settings.waits_end_on_loss:  # end the present waits; later waits check for losses
-            membership.call_when_lost(lambda _: call_here(shared.end_waits))
+            membership.call_when_lost(lambda _: call_in_callers_loop(shared.end_waits))
         return info
 
     def changes(self) -> Changes:
         """Return the round's changes as they happen: `async with handler.changes() as changes`; see `Changes`."""
-        return Changes(self.node, lambda: self.call(self.node.connect()))
+        return Changes(self.node, lambda: self.call(self.node.open_link()))
 
     async def statuses(self) -> AsyncGenerator[RunStatus, None]:
         """Yield the run's status now, and after each change, until the run is closed."""
-        wakeup = WakeupHere()
+        wakeup = ThreadSafeWakeup()
         with self.node.listeners.listening(wakeup):
             while True:
                 status = await self.status()
@@ -211,7 +211,7 @@ class Handler(NodeView, RendezvousHandler):
 
     async def questions(self) -> AsyncGenerator[tuple[str, Question], None]:
         """Yield each question of an operator to this node, with the question's name; reply with `answer`."""
-        wakeup, heard = WakeupHere(), set[str]()
+        wakeup, heard = ThreadSafeWakeup(), set[str]()
         with self.node.listeners.listening(wakeup):
             while True:
                 questions = self.node.head.questions

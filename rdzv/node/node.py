@@ -2,7 +2,7 @@
 
 A node runs in an event loop that no caller can block (`NodeLoop`). Other threads call only "thread-safe" methods.
 
-From `connect` to `aclose`, a node has a `StoreSession`, its connection to a store. If another store replaces it, the
+From `open_link` to `aclose`, a node has a `StoreSession`, its connection to a store. If another store replaces it, the
 link and the node's membership end, and `next_rendezvous` makes a new link.
 """
 
@@ -30,14 +30,14 @@ from rdzv.node.coordinator.election import start_candidacy
 from rdzv.node.link.ports import HeldPort
 from rdzv.node.link.store_session import StoreEndingError, StoreSession
 from rdzv.node.member.joining import Joining
-from rdzv.node.member.leaving import Withdrawal, announce_move
+from rdzv.node.member.leaving import Withdrawal, announce_store_move
 from rdzv.node.member.lost_store import pass_on_knowledge, remember_lost_store
 from rdzv.node.member.membership_watcher import MembershipWatcher
 from rdzv.node.member.node_state import NodeState
 from store import StoreError, StoreReplaced, StoreUsageError
 from store.keeping import RELEASE_WITHIN
 from store.net.process import host_name
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from rdzv.node.link.node_loop import NodeLoop
     from store import Store
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
 ANOTHER_STORE_WITHIN = 1.0  # seconds of an attempt to connect after the last store was given up
@@ -130,12 +130,12 @@ class Node:
     def close_with_loop(self, caller: asyncio.AbstractEventLoop) -> None:
         """If the caller's event loop is closed without closing this node, close the node."""
 
-        def look() -> None:
+        def close_if_loop_closed() -> None:
             if caller.is_closed() and not self._closed:
                 log.error("run %s: the event loop of node %s was closed; the node leaves", self.run_id, self.node_id)
                 self.loop.start(self.aclose()).over.call(self.loop.leave)
 
-        self.part.on_keep_alive = look
+        self.part.on_keep_alive = close_if_loop_closed
 
     async def aclose(self) -> None:
         """Leave the round, stop coordinating, and disconnect for good. May be called twice, also concurrently."""
@@ -149,10 +149,10 @@ class Node:
         if self._connecting_scope is not None:
             self._connecting_scope.cancel()
         try:
-            await self._end_join()
+            await self._cancel_join()
             if self._link is not None and self._link.follower.head.closed is None:
                 with anyio.move_on_after(RELEASE_WITHIN), contextlib.suppress(StoreError):
-                    await announce_move(self.part, self._link)
+                    await announce_store_move(self.part, self._link)
             await self._leaving.withdraw(self._link)
         finally:
             self.withdrawn.set()
@@ -161,7 +161,7 @@ class Node:
             finally:
                 await self._stack.aclose()
 
-    async def connect(self) -> StoreSession:
+    async def open_link(self) -> StoreSession:
         """Return the link to the store. If the node has none, or its store is lost, make a new link."""
         self.check_usable()
         if self._link is not None and self._link.follower.error is None:
@@ -196,9 +196,9 @@ class Node:
                 link.follower.listeners.add(self.listeners)
                 link.spawn(link.follower.run(), f"follow run {self.run_id}")
                 link.spawn(MembershipWatcher(self.part, link).run(), f"watch over node {self.node_id}")
-                link.log_outages(self._describe_wait, self._is_counted)
+                link.log_outages(self._describe_wait, self._is_coordinator_aware)
                 if self.hosts_store():
-                    link.spawn(self._log_host(link.store), f"name the host of the store to run {self.run_id}")
+                    link.spawn(self._publish_host(link.store), f"name the host of the store to run {self.run_id}")
                 link.gives_up_after = self.settings.store_gone_timeout
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()
@@ -214,7 +214,7 @@ class Node:
             raise self.connection_error(error) from error
         return link
 
-    async def _log_host(self, store: Store) -> None:
+    async def _publish_host(self, store: Store) -> None:
         host = f"run {self.run_id}, node {self.node_id} (process {os.getpid()} on {host_name()})"
         async with store.kept_lease(self.settings.ttl) as lease:
             await store.put(self.keys.host, host.encode(), lease=lease.id)
@@ -225,7 +225,7 @@ class Node:
         waits = self.joining or (self.membership is not None and self.membership.beats.longest_wait)
         return f"; node {self.node_id} waits for it, and for {what}" if waits else ""
 
-    def _is_counted(self) -> bool:
+    def _is_coordinator_aware(self) -> bool:
         progress = self._link.follower.head.progress if self._link is not None else None
         return progress is not None and (not self.joining or progress.last_arrival >= self.part.arrival.revision > 0)
 
@@ -234,7 +234,7 @@ class Node:
             if self._link is not None and self._link.follower.synced.is_set():
                 remember_lost_store(self.part, self._link)
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
-            self.part.arrival.lease_lost()
+            self.part.arrival.on_lease_lost()
             if self.head.round is not None:  # rounds in the next store must get higher numbers
                 self.part.known_round = max(self.part.known_round, self.head.round.number)
         if self._link is not None:
@@ -246,7 +246,7 @@ class Node:
     def connection_error(self, error: BaseException) -> RendezvousError:
         """Return the error of this package for a failure of the store."""
         what = str(error) or "the store does not answer"
-        if self.store_gone is not None:
+        if self.store_loss is not None:
             what += f"; {START_AGAIN}"
         elif self._link is not None:
             what += self._link.hosting_hint
@@ -264,7 +264,7 @@ class Node:
         return link is not None and link.store.connected
 
     @property
-    def store_gone(self) -> StoreError | None:
+    def store_loss(self) -> StoreError | None:
         """The error with which the store was given up (`StoreSession.gone`), until the node has a new link."""
         link = self._link
         return self._store_gone if link is None else link.gone
@@ -289,11 +289,11 @@ class Node:
             )
         clock = JoinClock(self.settings.join_timeout, now=anyio.current_time())
         with anyio.move_on_after(self.settings.join_timeout) as limit:
-            await self._end_join(abandoned_only=True)
+            await self._cancel_join(abandoned_only=True)
             async with self._leaving_call:  # wait for a cancelled `leave`, which still completes
                 pass
         if limit.cancelled_caught:
-            raise self.part.timeout(self._link)
+            raise self.part.timeout_error(self._link)
         if self.joining:
             raise RendezvousStateError(f"node {self.node_id} is joining run {self.run_id} already; one call at a time")
         if ticket.abandoned:
@@ -301,7 +301,7 @@ class Node:
         self._join = ticket
         ticket.task = asyncio.current_task()
         try:
-            return await self._join_somewhere(clock, examine)
+            return await self._join_any_store(clock, examine)
         except asyncio.CancelledError:
             if self._closed and not ticket.abandoned:
                 self.check_usable()  # if `aclose` has cancelled this call, raise that the node is closed
@@ -309,10 +309,10 @@ class Node:
         finally:
             ticket.task = None
 
-    async def _join_somewhere(
+    async def _join_any_store(
         self, clock: JoinClock, examine: Callable[[], Awaitable[str | None]] | None
     ) -> Membership:
-        link = await self.connect()
+        link = await self.open_link()
         while True:
             try:
                 joining = Joining(self.part, self._leaving, link, clock, start_candidacy=start_candidacy)
@@ -329,18 +329,18 @@ class Node:
                 raise self.connection_error(error) from error
             clock.set_suspended(suspended=False, now=anyio.current_time())
             with anyio.move_on_after(clock.seconds_left(anyio.current_time())) as limit:
-                link = await self._find_store(link, lost)
+                link = await self._find_next_store(link, lost)
             if limit.cancelled_caught:
-                raise self.part.timeout(self._link)
+                raise self.part.timeout_error(self._link)
 
-    async def _find_store(self, link: StoreSession, error: Exception) -> StoreSession:
+    async def _find_next_store(self, link: StoreSession, error: Exception) -> StoreSession:
         while True:
             async with self._connecting:
                 if self._link is link:
                     await self._disconnect(error)
             if self.handed_on:
                 await anyio.sleep(self._rng.uniform(*NEXT_STORE_EVERY))
-            link = await self.connect()
+            link = await self.open_link()
             with contextlib.suppress(StoreError):
                 if self.handed_on:
                     ending = link.follower.head.moves or await link.store.get(self.keys.ending) is not None
@@ -355,7 +355,7 @@ class Node:
         if self._join is not ticket:
             return  # the call has not begun, or a later call has followed it
         if ticket.task is not None:
-            await self._end_join()
+            await self._cancel_join()
         elif not self._closed:
             # The call has joined a round that its caller did not see: leave the round. The next call waits for that.
             ticket.task = asyncio.current_task()
@@ -364,7 +364,7 @@ class Node:
             finally:
                 ticket.task = None
 
-    async def _end_join(self, *, abandoned_only: bool = False) -> None:
+    async def _cancel_join(self, *, abandoned_only: bool = False) -> None:
         """Cancel a `next_rendezvous` and await its end; with `abandoned_only`, only await an abandoned one."""
         join = self._join
         if join is None or join.task is None or (abandoned_only and not join.abandoned):
@@ -377,7 +377,7 @@ class Node:
     async def leave(self) -> None:
         """Leave this round; raise RendezvousStateError while a call of `next_rendezvous` is under way."""
         self.check_usable()
-        await self._end_join(abandoned_only=True)
+        await self._cancel_join(abandoned_only=True)
         async with self._leaving_call:
             if self.joining:
                 raise RendezvousStateError(
@@ -444,7 +444,7 @@ class Node:
 
     async def call_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
         """Run `work` with the store client; raise errors of this package for those of the store."""
-        link = await self.connect()
+        link = await self.open_link()
         try:
             return await work(link.store)
         except StoreUsageError as error:

@@ -29,7 +29,7 @@ from store.errors import (
     WaitEnded,
 )
 from store.messages import Condition, Entry, Get, Guarded, Request, Response, Transact, TransactionResult, Wait
-from store.printable import first_of, printable
+from store.printable import abbreviate, printable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ ANSWER_TIMEOUT: Final = 1.0  # seconds: the least limit of a request that does n
 NAMED_MAX: Final = 8  # members, or keys, that an error lists
 
 
-class OutOfTime(SharedStoreTimeoutError):
+class OutOfTimeError(SharedStoreTimeoutError):
     """No time is left to wait; the operation may check the keys once more before it raises a timeout."""
 
 
@@ -112,8 +112,8 @@ class FencedCall:
         left = self._deadline - self.now()
         if type(request) is not Wait:
             left = max(left, ANSWER_TIMEOUT)
-        elif left <= 0 or self._lost():  # the operation catches OutOfTime, and reads the keys without a wait
-            raise OutOfTime("there is no time to wait", timeout=self.seconds)
+        elif left <= 0 or self._lost_members():  # the operation catches OutOfTime, and reads the keys without a wait
+            raise OutOfTimeError("there is no time to wait", timeout=self.seconds)
         try:
             if type(request) is Transact:
                 response: R = await self._transact(request, left)
@@ -121,7 +121,7 @@ class FencedCall:
                 response = await self.call(Guarded(self.fence, request) if self.fence else request, left)
             return response
         except StoreError as error:
-            explained = self._explained(error)
+            explained = self._translate_error(error)
             if explained is error:
                 raise
             raise explained from error
@@ -150,21 +150,21 @@ class FencedCall:
 
     def raise_timeout(self, message: str, *, keys: tuple[str, ...]) -> NoReturn:
         """Raise the error of a wait for missing keys, which may never come if members are lost or the round is over."""
-        lost, timed_out = self._lost(), SharedStoreTimeoutError(message, keys=keys, timeout=self.seconds)
+        lost, timed_out = self._lost_members(), SharedStoreTimeoutError(message, keys=keys, timeout=self.seconds)
         if not (lost or self._wait_ended) or self.now() >= self._deadline:
             raise timed_out
         self.company.interrupted()
         if not lost:
             raise RoundChanged(
-                f"the round is over for this member, and these keys may never come: {first_names(keys)}"
+                f"the round is over for this member, and these keys may never come: {names_in_words(keys)}"
             ) from timed_out
         raise MembersLostError(
-            f"the round has lost {first_names(lost)}, and these keys may never come: {first_names(keys)}; "
+            f"the round has lost {names_in_words(lost)}, and these keys may never come: {names_in_words(keys)}; "
             f"call next_rendezvous to meet again, or write waits_end_on_loss=0 to wait on all the same",
             node_ids=lost,
         ) from timed_out
 
-    def _lost(self) -> tuple[str, ...]:
+    def _lost_members(self) -> tuple[str, ...]:
         return self.company.lost() if self.company.lost is not None else ()
 
     def _superseded_error(self, reason: str) -> RoundSupersededError:
@@ -173,13 +173,13 @@ class FencedCall:
             f"this node is no longer in the round of {self.prefix}: {reason}; call next_rendezvous again"
         )
 
-    def _explained(self, error: StoreError) -> Exception:
+    def _translate_error(self, error: StoreError) -> Exception:
         reason = self.company.superseded()  # None while this node is in the round
         if reason is not None or isinstance(error, ConditionFailed):
             return self._superseded_error(reason or str(error))
         if isinstance(error, StoreTimeoutError | WaitEnded):
             self._wait_ended = isinstance(error, WaitEnded)
-            return OutOfTime(str(error), timeout=self.seconds)
+            return OutOfTimeError(str(error), timeout=self.seconds)
         if isinstance(error, StoreReplaced):  # another store has replaced the store that had this round
             return self._superseded_error(str(error))
         if isinstance(error, UsedAfterFork):
@@ -195,14 +195,14 @@ class FencedCall:
         return error
 
 
-def first_names(names: Iterable[str]) -> str:
+def names_in_words(names: Iterable[str]) -> str:
     """Return the first `NAMED_MAX` names, in words."""
-    return first_of(list(map(shown, names)), NAMED_MAX)
+    return abbreviate(list(map(shown, names)), NAMED_MAX)
 
 
-def keys_awaited(prefix: str, request: Request[Any]) -> str:
+def awaited_keys(prefix: str, request: Request[Any]) -> str:
     """Return the keys that a request waits for, as the user named them."""
     wait = request.request if type(request) is Guarded else request
     assert type(wait) is Wait, "nothing else waits"
     names = [key.removeprefix(prefix).partition("/")[2] for key in wait.keys]
-    return f"{'key' if len(names) == 1 else 'keys'} {first_names(names)}"
+    return f"{'key' if len(names) == 1 else 'keys'} {names_in_words(names)}"

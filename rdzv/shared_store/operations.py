@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, cast
 from rdzv.config.config_errors import shown
 from rdzv.errors import QueueEmptyError
 from rdzv.shared_store.arguments import valid_int, valid_items, valid_key, valid_keys, valid_value
-from rdzv.shared_store.fencing import NAMED_MAX, QUEUES, VALUES, OutOfTime, first_names
+from rdzv.shared_store.fencing import NAMED_MAX, QUEUES, VALUES, OutOfTimeError, names_in_words
 from store import when
 from store.messages import (
     Add,
@@ -55,7 +55,7 @@ class RoundKeys(ABC):
     _company: MembershipQueries
 
     @abstractmethod
-    def _begin(self, timeout: timedelta | float | None = None) -> FencedCall:
+    def _begin_call(self, timeout: timedelta | float | None = None) -> FencedCall:
         """Return the `FencedCall` of one operation."""
 
     @abstractmethod
@@ -67,7 +67,7 @@ class RoundKeys(ABC):
 
     def _queue_prefix(self, key: str) -> str:
         # The key is escaped: otherwise the queue "a" would have the items of the queue "a/b".
-        return f"{self.prefix}{QUEUES}{_escaped(valid_key(key))}/"
+        return f"{self.prefix}{QUEUES}{_escape_slashes(valid_key(key))}/"
 
 
 class Operations(RoundKeys):
@@ -75,34 +75,34 @@ class Operations(RoundKeys):
 
     async def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        await self._begin()(Put(self._value_key(key), valid_value(value), None, self.lease))
+        await self._begin_call()(Put(self._value_key(key), valid_value(value), None, self.lease))
 
     async def get(self, key: str) -> bytes:
         """Wait for a key, and read it."""
-        (value,) = await _get_all(self._begin(), (key,), (self._value_key(key),))
+        (value,) = await _wait_and_get_all(self._begin_call(), (key,), (self._value_key(key),))
         return value
 
     async def multi_get(self, keys: Iterable[str]) -> list[bytes]:
         """Wait for all keys, and read them at one revision."""
         names = valid_keys(keys)
-        return await _get_all(self._begin(), names, tuple(map(self._value_key, names)))
+        return await _wait_and_get_all(self._begin_call(), names, tuple(map(self._value_key, names)))
 
     async def wait(self, keys: Iterable[str], timeout: timedelta | float | None = None) -> None:
         """Wait until all keys exist."""
         names = valid_keys(keys)
         held = tuple(map(self._value_key, names))
-        ask = self._begin(timeout)
+        ask = self._begin_call(timeout)
         try:
             await ask(Wait(keys=held))
-        except OutOfTime:
-            missing = await _missing(ask, names, held)
+        except OutOfTimeError:
+            missing = await _find_missing(ask, names, held)
             if missing:
                 _raise_timeout(ask, names, missing)
 
     async def check(self, keys: Iterable[str]) -> bool:
         """Return True if all keys exist now."""
         conditions = tuple(when.exists(self._value_key(key)) for key in valid_keys(keys))
-        return (await self._begin()(Transact(when=conditions, then=()))).succeeded
+        return (await self._begin_call()(Transact(when=conditions, then=()))).succeeded
 
     async def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
         """Write several values at once; the last value of a repeated key counts."""
@@ -112,18 +112,18 @@ class Operations(RoundKeys):
             raise ValueError(f"multi_set has {len(names)} keys and {len(contents)} values; give one value for each key")
         writes = {self._value_key(key): value for key, value in zip(names, contents, strict=True)}
         puts = tuple(Put(key, value, lease=self.lease) for key, value in writes.items())
-        await self._begin()(Transact(when=(), then=puts))
+        await self._begin_call()(Transact(when=(), then=puts))
 
     async def add(self, key: str, amount: int) -> int:
         """Add to the decimal number of a key, 0 if missing; return the sum."""
         number = valid_int(amount, "amount")
         if abs(number) > ADD_MAX:
             raise ValueError(f"the amount {shown(number)} does not fit in the store's 64 bits")
-        return (await self._begin()(Add(self._value_key(key), number, self.lease))).value
+        return (await self._begin_call()(Add(self._value_key(key), number, self.lease))).value
 
     async def append(self, key: str, value: str | bytes) -> None:
         """Append to a key's value; a missing key counts as empty."""
-        await self._begin()(Append(self._value_key(key), valid_value(value), self.lease))
+        await self._begin_call()(Append(self._value_key(key), valid_value(value), self.lease))
 
     async def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """Write the desired value if the key holds the expected one, or is missing and the expected one is empty.
@@ -132,7 +132,7 @@ class Operations(RoundKeys):
             The key's value after the call; the expected value if the key is missing.
         """
         held, wanted, new = self._value_key(key), valid_value(expected_value), valid_value(desired_value)
-        ask = self._begin()
+        ask = self._begin_call()
         may_create = not wanted
         while True:
             # One request creates the key, the other replaces its value: if one fails, try the other.
@@ -151,22 +151,22 @@ class Operations(RoundKeys):
 
     async def delete_key(self, key: str) -> bool:
         """Delete a key; return True if it existed."""
-        return (await self._begin()(Delete(self._value_key(key)))).count > 0
+        return (await self._begin_call()(Delete(self._value_key(key)))).count > 0
 
     async def list_keys(self) -> list[str]:
         """Return this round's keys that hold values, sorted; as in PyTorch, without queues."""
-        return await _keys_of_values(self._begin(), self.prefix)
+        return await _keys_of_values(self._begin_call(), self.prefix)
 
     async def num_keys(self) -> int:
         """Return the number of this round's keys that hold values."""
-        return len(await _keys_of_values(self._begin(), self.prefix))
+        return len(await _keys_of_values(self._begin_call(), self.prefix))
 
     async def queue_push(self, key: str, value: str | bytes) -> None:
         """Append an item to a queue."""
         mark = self._value_key(key)
         item = Put(self._queue_prefix(key) + self._new_unique_name(), valid_value(value), lease=self.lease)
         writes = item, Put(mark, MARK, lease=self.lease)
-        ask = self._begin()
+        ask = self._begin_call()
         starts = True  # assume an empty queue; otherwise the transaction writes nothing
         while True:
             condition = when.missing(mark) if starts else when.value(mark) == MARK
@@ -175,7 +175,7 @@ class Operations(RoundKeys):
                 return
             (there,) = result.results
             if isinstance(there, Entry) and there.value != MARK:
-                raise _not_a_queue(key)
+                raise _not_a_queue_error(key)
             starts = there is None
 
     async def queue_pop(self, key: str, block: bool = True) -> bytes:
@@ -185,13 +185,13 @@ class Operations(RoundKeys):
             QueueEmptyError: The queue is empty, and `block` is False.
         """
         mark, prefix = self._value_key(key), self._queue_prefix(key)
-        ask = self._begin()
+        ask = self._begin_call()
         while True:
             listing = await ask(List(prefix=prefix, keys_only=True))
             items = sorted(filter(None, listing.entries), key=lambda item: item.create_revision)
             for item in items:
                 # The items before this one have been taken for good, so this item is the queue's first.
-                popped = await _pop(ask, item, mark, is_last=item is items[-1])
+                popped = await _pop_item(ask, item, mark, is_last=item is items[-1])
                 if popped is not None:
                     return popped
             if not items and not block:
@@ -201,7 +201,7 @@ class Operations(RoundKeys):
 
     async def queue_len(self, key: str) -> int:
         """Return the number of items in a queue, 0 without one."""
-        return (await self._begin()(Count(prefix=self._queue_prefix(key)))).count
+        return (await self._begin_call()(Count(prefix=self._queue_prefix(key)))).count
 
     async def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
         """Wait for `world_size` callers of this barrier. Each key serves one barrier; timed-out callers still count."""
@@ -209,19 +209,19 @@ class Operations(RoundKeys):
         size = valid_int(world_size, "world_size")
         if size < 1:
             raise ValueError(f"world_size={size} must be at least 1: the caller of barrier counts")
-        roster, came = self._company.roster, f"{self.prefix}b/{_escaped(valid_key(key))}/"
+        roster, came = self._company.roster, f"{self.prefix}b/{_escape_slashes(valid_key(key))}/"
         marks = [f"{came}{roster.rank}"] if roster is not None else []
         come: tuple[Operation, ...] = (
             Add(members, 1, self.lease),
             *(Put(mark, b"", lease=self.lease) for mark in marks),
         )
         go: tuple[Operation, ...] = Add(members, -1, self.lease), *map(Delete, marks)
-        ask = self._begin(timeout)
+        ask = self._begin_call(timeout)
         is_last = (await _transact_and_count(ask, come)) >= size
         if not is_last:
             try:
                 await ask(Wait(keys=(last,)))
-            except OutOfTime:
+            except OutOfTimeError:
                 found, is_over = (await ask(GetMany(keys=(members, last)))).entries
                 if is_over is None:  # the key `last` is missing, so not all callers have come
                     there = found.value.decode() if found is not None else "none"
@@ -233,36 +233,36 @@ class Operations(RoundKeys):
             if inside <= 0:  # the last caller to leave deletes the keys, as programs may use many barriers
                 nobody_came = (when.value(members) == b"%d" % inside,)
                 await ask(Transact(when=nobody_came, then=(Delete(members), Delete(last))))
-        except OutOfTime:
+        except OutOfTimeError:
             if is_last:
                 raise
             # All callers arrived in time, so this call succeeds, although the store has not counted its exit in time.
 
 
-async def _get_all(ask: FencedCall, names: tuple[str, ...], held: tuple[str, ...]) -> list[bytes]:
+async def _wait_and_get_all(ask: FencedCall, names: tuple[str, ...], held: tuple[str, ...]) -> list[bytes]:
     try:
         return [entry.value for entry in (await ask(Wait(keys=held))).entries if entry is not None]
-    except OutOfTime:
-        missing = await _missing(ask, names, held)
-        # If no key is missing, the keys came late; `_read` returns None if one was deleted again.
-        found = None if missing else await _read(ask, held)
+    except OutOfTimeError:
+        missing = await _find_missing(ask, names, held)
+        # If no key is missing, the keys came late; `_read_values` returns None if one was deleted again.
+        found = None if missing else await _read_values(ask, held)
         if found is None:
             _raise_timeout(ask, names, missing or names)
         return found
 
 
-async def _missing(ask: FencedCall, names: tuple[str, ...], held: tuple[str, ...]) -> tuple[str, ...]:
+async def _find_missing(ask: FencedCall, names: tuple[str, ...], held: tuple[str, ...]) -> tuple[str, ...]:
     """Return the keys that do not exist, or all keys if there is no time to ask."""
     if not held:
         return ()
     try:
         there = set(await _keys_under(ask, _common_prefix(held)))
-    except OutOfTime:
+    except OutOfTimeError:
         return names
     return tuple(dict.fromkeys(name for name, key in zip(names, held, strict=True) if key not in there))
 
 
-async def _read(ask: FencedCall, held: tuple[str, ...]) -> list[bytes] | None:
+async def _read_values(ask: FencedCall, held: tuple[str, ...]) -> list[bytes] | None:
     """Return the keys' values at one revision, or None if some do not exist."""
     distinct = tuple(dict.fromkeys(held))
     result = await ask(Transact(when=tuple(map(when.exists, distinct)), then=tuple(map(Get, distinct))))
@@ -272,36 +272,36 @@ async def _read(ask: FencedCall, held: tuple[str, ...]) -> list[bytes] | None:
     return [found[key] for key in held]
 
 
-async def _pop(ask: FencedCall, item: Entry, mark: str, *, is_last: bool) -> bytes | None:
+async def _pop_item(ask: FencedCall, item: Entry, mark: str, *, is_last: bool) -> bytes | None:
     """Take this item; return None if another caller took it, or if the queue must be read again."""
     unchanged = when.mod_revision(item.key) == item.mod_revision
     take = Get(item.key), Delete(item.key)
     if not is_last:
-        return _taken_value(await ask(Transact(when=(unchanged,), then=take)))
+        return _popped_value(await ask(Transact(when=(unchanged,), then=take)))
     untouched = when.mod_revision(mark) == item.mod_revision
     look = Get(item.key), Get(mark)
     result = await ask(Transact(when=(unchanged, untouched), then=(*take, Delete(mark)), otherwise=look))
     if result.succeeded:
-        return _taken_value(result)
+        return _popped_value(result)
     still_there, there = result.results
     if still_there is None:
         return None
     # The mark was written after this item, by a later push or by `set`, or was deleted: take only the item.
     seen = when.mod_revision(mark) == (there.mod_revision if isinstance(there, Entry) else 0)
-    return _taken_value(await ask(Transact(when=(unchanged, seen), then=take)))
+    return _popped_value(await ask(Transact(when=(unchanged, seen), then=take)))
 
 
 async def _wait_for_push(ask: FencedCall, key: str, mark: str) -> None:
     try:
         listing = await ask(Wait(keys=(mark,)))
-    except OutOfTime:
+    except OutOfTimeError:
         message = f"nothing was pushed to the queue {shown(key)} within {ask.seconds:g} s"
         ask.raise_timeout(message, keys=(key,))
     if any(entry is not None and entry.value != MARK for entry in listing.entries):
-        raise _not_a_queue(key)
+        raise _not_a_queue_error(key)
 
 
-def _escaped(key: str) -> str:
+def _escape_slashes(key: str) -> str:
     return key.replace("%", "%25").replace("/", "%2F")
 
 
@@ -314,7 +314,7 @@ async def _keys_of_values(ask: FencedCall, prefix: str) -> list[str]:
     keys = await _keys_under(ask, prefix)
     of_queues = {key.removeprefix(queues).partition("/")[0] for key in keys if key.startswith(queues)}
     of_values = [key.removeprefix(values) for key in keys if key.startswith(values)]
-    return [key for key in of_values if _escaped(key) not in of_queues]
+    return [key for key in of_values if _escape_slashes(key) not in of_queues]
 
 
 async def _missing_at_barrier(ask: FencedCall, roster: MemberNames, came_prefix: str, size: int, there: str) -> str:
@@ -342,15 +342,15 @@ def _common_prefix(keys: Iterable[str]) -> str:
     return first
 
 
-def _taken_value(result: TransactionResult) -> bytes | None:
+def _popped_value(result: TransactionResult) -> bytes | None:
     return result.results[0].value if result.succeeded and isinstance(result.results[0], Entry) else None
 
 
 def _raise_timeout(ask: FencedCall, names: tuple[str, ...], missing: tuple[str, ...]) -> NoReturn:
     of_all = f" ({len(missing)} of {len(names)} keys)" if len(names) > 1 else ""
-    message = f"wait timed out after {ask.seconds:g} s, still missing: {first_names(missing)}{of_all}"
+    message = f"wait timed out after {ask.seconds:g} s, still missing: {names_in_words(missing)}{of_all}"
     ask.raise_timeout(message, keys=missing)
 
 
-def _not_a_queue(key: str) -> ValueError:
+def _not_a_queue_error(key: str) -> ValueError:
     return ValueError(f"{shown(key)} holds a value that was set, not a queue; give the queue a key of its own")

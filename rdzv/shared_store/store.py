@@ -28,7 +28,7 @@ import anyio
 
 from rdzv.config.config_errors import shown
 from rdzv.errors import RendezvousStateError
-from rdzv.shared_store.fencing import FencedCall, MembershipQueries, keys_awaited
+from rdzv.shared_store.fencing import FencedCall, MembershipQueries, awaited_keys
 from rdzv.shared_store.operations import Operations, RoundKeys
 from store.calls import blocking
 from store.errors import ConnectionLost, WaitEnded
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from store.messages import Condition, Request
 
 R = TypeVar("R", bound=Response)
-C = TypeVar("C", "Caller", "BlockingStore")
+C = TypeVar("C", "RequestClient", "BlockingStore")
 
 DEFAULT_TIMEOUT: Final = 300.0  # seconds, as in PyTorch
 TIMEOUT_MAX: Final = 1e9  # seconds: the limit of event loops and sockets
 
 
-def _seconds(timeout: object) -> float:
+def _timeout_seconds(timeout: object) -> float:
     """Return a timeout in seconds; raise TypeError for another type, ValueError if negative or too large."""
     if isinstance(timeout, timedelta):
         seconds = timeout.total_seconds()
@@ -61,7 +61,7 @@ def _seconds(timeout: object) -> float:
     return seconds
 
 
-class Caller(Protocol):
+class RequestClient(Protocol):
     """The members of a client that a shared store needs."""
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
@@ -73,7 +73,7 @@ class Caller(Protocol):
         raise NotImplementedError
 
 
-class _Twin(RoundKeys, Generic[C]):
+class _SharedStoreBase(RoundKeys, Generic[C]):
     """The part that the async and the blocking store share."""
 
     def __init__(
@@ -90,7 +90,7 @@ class _Twin(RoundKeys, Generic[C]):
         self.prefix: str = prefix  # the prefix of all keys in this store; it ends in "/"
         self.fence: tuple[Condition, ...] = fence
         self.lease: int | None = lease  # the lease of every key written, if any
-        self._timeout = _seconds(timeout)
+        self._timeout = _timeout_seconds(timeout)
         self._company: MembershipQueries = company or MembershipQueries()
         self._under_way: dict[anyio.CancelScope, bool] = {}  # running calls; True if a member's loss ends the call
 
@@ -98,19 +98,19 @@ class _Twin(RoundKeys, Generic[C]):
     async def _ask(self, request: Request[Any], left: float) -> Response:
         """Make one request within `left` seconds."""
 
-    def _begin(self, timeout: timedelta | float | None = None) -> FencedCall:
+    def _begin_call(self, timeout: timedelta | float | None = None) -> FencedCall:
         return FencedCall(
             self._ask,
             prefix=self.prefix,
             fence=self.fence,
             company=self._company,
-            seconds=self._timeout if timeout is None else _seconds(timeout),
+            seconds=self._timeout if timeout is None else _timeout_seconds(timeout),
             now=self._client.time,
         )
 
-    def _waiting(self, request: Request[Any]) -> AbstractContextManager[object]:
+    def _reported_as_wait(self, request: Request[Any]) -> AbstractContextManager[object]:
         """Return a context to make a request in; a request that waits for other members is reported as a wait."""
-        return self._company.waiting(partial(keys_awaited, self.prefix, request)) if waits(request) else nullcontext()
+        return self._company.waiting(partial(awaited_keys, self.prefix, request)) if waits(request) else nullcontext()
 
     def _new_unique_name(self) -> str:
         return secrets.token_hex(16)
@@ -122,7 +122,7 @@ class _Twin(RoundKeys, Generic[C]):
 
     def set_timeout(self, timeout: timedelta | float) -> None:
         """Set the default limit of a wait."""
-        self._timeout = _seconds(timeout)
+        self._timeout = _timeout_seconds(timeout)
 
     def clone(self) -> Self:
         """Return another object for the same keys, with its own timeout."""
@@ -134,14 +134,14 @@ class _Twin(RoundKeys, Generic[C]):
         copied._company = replace(self._company, lost=None)
         return copied
 
-    def listening(self) -> Self:
+    def without_wait_reports(self) -> Self:
         """Return another object for the same keys, whose waits do not count as waiting for others."""
         copied = self.clone()
         copied._company = replace(self._company, lost=None, waiting=nullcontext)
         return copied
 
 
-class ClientAtFirstUse:
+class LazyClient:
     """A client that connects at its first request, in the caller's loop, and again after a failure."""
 
     def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[Store]]) -> None:
@@ -211,7 +211,7 @@ class ClientAtFirstUse:
                 await opened.aclose()
 
 
-class SharedStore(_Twin[Caller], Operations):
+class SharedStore(_SharedStoreBase[RequestClient], Operations):
     """One round's store, for async callers.
 
     Every call raises `RoundSupersededError` once this node is no longer in the round. A call that waits raises
@@ -240,15 +240,15 @@ class SharedStore(_Twin[Caller], Operations):
         with anyio.CancelScope() as scope:
             under_way[scope] = waits(request) and self._company.lost is not None
             try:
-                with self._waiting(request):
+                with self._reported_as_wait(request):
                     response: Response = await self._client.call(request, timeout=left)
                 return response
             finally:
                 del under_way[scope]
-        raise WaitEnded("members were lost")  # `_explained` raises another error if this node was dropped
+        raise WaitEnded("members were lost")  # `_translate_error` raises another error if this node was dropped
 
 
-class BlockingSharedStore(_Twin["BlockingStore"]):
+class BlockingSharedStore(_SharedStoreBase["BlockingStore"]):
     """The blocking twin of `SharedStore`, with its arguments and errors; safe to use from several threads."""
 
     set = blocking(Operations.set)
@@ -273,7 +273,7 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
         return cast("Operations", self)  # this object has all members that `Operations` needs
 
     async def _ask(self, request: Request[R], left: float) -> R:
-        with self._waiting(request):
+        with self._reported_as_wait(request):
             return self._client.call(request, timeout=left)
 
     @property

@@ -156,7 +156,7 @@ class Cluster:
         self._body = body
         for node in self.nodes:
             if node.alive and node.task is None:
-                self._start(node, body)
+                self._start_body(node, body)
         return Done(None, then=self.finish)
 
     def advance(self, seconds: float) -> Done[None]:
@@ -189,7 +189,7 @@ class Cluster:
             if self.now >= until:
                 raise ClusterStuckError(
                     f"seed {self.seed}: not all nodes have come to their ends within {within:g} virtual seconds:"
-                    f"{_described(self.nodes)}",
+                    f"{_describe_nodes(self.nodes)}",
                     self.story,
                 )
             self.advance(min(FINISH_LOOKS_EVERY, until - self.now))
@@ -197,7 +197,7 @@ class Cluster:
 
     def kill(self, node: int | ClusterNode, *, power: bool = False) -> Done[None]:
         """Kill a node's process; with `power`, cut its machine's power, so that its connections stay open."""
-        found = self._node(node)
+        found = self._find_node(node)
         if power and found.alive:
             found.process.die(silently=True)
             self._dark.add(found.process)
@@ -209,7 +209,7 @@ class Cluster:
 
     def restart(self, node: int | ClusterNode) -> Done[ClusterNode]:
         """Start a dead or ended node again, with the same name and body."""
-        old = self._node(node)
+        old = self._find_node(node)
         if old.alive and not old.ended:
             raise RendezvousStateError(f"{old.name} is alive: kill it first")
         old.process.exit()
@@ -219,7 +219,7 @@ class Cluster:
                 self._world.network.heal(source)
         new = self._new_node(old.index)
         if self._body is not None:
-            self._start(new, self._body)
+            self._start_body(new, self._body)
         return Done(new)
 
     def join(self) -> Done[ClusterNode]:
@@ -227,20 +227,20 @@ class Cluster:
         node = self._new_node()
         self.say(f"{node.name} comes")
         if self._body is not None:
-            self._start(node, self._body)
+            self._start_body(node, self._body)
         return Done(node)
 
     def pause(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
         """Stop a node's process, as SIGSTOP does, for some seconds or until `resume`."""
-        return self._stop_threads(node, seconds, threads=True)
+        return self._pause_node(node, seconds, threads=True)
 
     def hang(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
         """Block a node's own code, for some seconds or until `resume`; its node thread continues."""
-        return self._stop_threads(node, seconds, threads=False)
+        return self._pause_node(node, seconds, threads=False)
 
     def resume(self, node: int | ClusterNode) -> Done[None]:
         """End a `pause` or a `hang`."""
-        found = self._node(node)
+        found = self._find_node(node)
         if found.alive:
             self.say(f"{found.name} goes on")
             found.process.resume()
@@ -248,21 +248,21 @@ class Cluster:
 
     def cut(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
         """Partition a node from the store, for some seconds or until `heal`, without an error at either end."""
-        found = self._node(node)
-        self.say(f"{found.name} is cut off{_for(seconds)}")
+        found = self._find_node(node)
+        self.say(f"{found.name} is cut off{_duration_text(seconds)}")
         for source in found.sources:
             self._world.network.partition(source)
-        self._call_later(seconds, partial(self._heal, found))
+        self._call_later(seconds, partial(self._heal_node, found))
         return Done(None)
 
     def heal(self, node: int | ClusterNode) -> Done[None]:
         """End a `cut`."""
-        self._heal(self._node(node))
+        self._heal_node(self._find_node(node))
         return Done(None)
 
     def reset(self, node: int | ClusterNode) -> Done[None]:
         """Reset a node's connections."""
-        found = self._node(node)
+        found = self._find_node(node)
         self.say(f"{found.name}'s connections are reset")
         for source in found.sources:
             self._world.network.reset(source)
@@ -270,13 +270,13 @@ class Cluster:
 
     def drain(self, node: int | ClusterNode, within: float = 120.0, reason: str = "") -> Done[None]:
         """Announce that a node is to leave, as `rdzv drain` does."""
-        found = self._node(node)
+        found = self._find_node(node)
         if not found.handlers:
             raise RendezvousStateError(f"{found.name} has not connected yet: call `advance` before `drain`")
         inner = found.handlers[-1].node
         self.say(f"{found.name} is to leave within {within:g} s")
         draining = inner.loop.start(verbs.drain(inner, within=within, reason=reason))
-        self._note(draining)
+        self._say_if_failed(draining)
         return Done(None)
 
     def resize(self, min_nodes: int | None = None, max_nodes: int | None = None) -> Done[None]:
@@ -287,7 +287,7 @@ class Cluster:
         inner = connected[0].handlers[-1].node
         numbers = ", ".join(f"{name} {number}" for name, number in (("min", min_nodes), ("max", max_nodes)) if number)
         self.say(f"the run is resized: {numbers}")
-        self._note(inner.loop.start(verbs.resize(inner, min_nodes=min_nodes, max_nodes=max_nodes)))
+        self._say_if_failed(inner.loop.start(verbs.resize(inner, min_nodes=min_nodes, max_nodes=max_nodes)))
         return Done(None)
 
     def stop_store(self, seconds: float) -> Done[None]:
@@ -358,7 +358,7 @@ class Cluster:
                     raise told from error
         return Done(count)
 
-    def _node(self, node: int | ClusterNode) -> ClusterNode:
+    def _find_node(self, node: int | ClusterNode) -> ClusterNode:
         self._check_open()
         index = node if isinstance(node, int) else node.index
         if not 0 <= index < len(self.nodes):
@@ -394,16 +394,16 @@ class Cluster:
             self._world.timeline.problem = ClusterError(f"{info} does not agree with {known} (R3)", self.story)
         self.say(f"{info.node_id} is rank {info.rank} of {info.world_size} in round {info.round} of {info.run_id}")
 
-    def _start(self, node: ClusterNode, body: Callable[[ClusterNode], Awaitable[object]]) -> None:
-        node.start(body).add_done_callback(partial(self._body_ended, node))
+    def _start_body(self, node: ClusterNode, body: Callable[[ClusterNode], Awaitable[object]]) -> None:
+        node.start(body).add_done_callback(partial(self._on_body_end, node))
 
-    def _exit(self, node: ClusterNode, *, until: float) -> None:
+    def _exit_when_idle(self, node: ClusterNode, *, until: float) -> None:
         if self.now < until and not node.is_idle:
-            self._director.call_later(EXIT_LOOKS_EVERY, partial(self._exit, node, until=until))
+            self._director.call_later(EXIT_LOOKS_EVERY, partial(self._exit_when_idle, node, until=until))
         else:
             node.process.exit()
 
-    def _body_ended(self, node: ClusterNode, task: asyncio.Task[Any]) -> None:
+    def _on_body_end(self, node: ClusterNode, task: asyncio.Task[Any]) -> None:
         if not node.alive:
             return
         node.ended = True
@@ -416,24 +416,24 @@ class Cluster:
                 node.error = error
             case _:
                 self.say(f"{node.name} has failed: {error!r}")
-                others = _described([other for other in self.nodes if other is not node])
+                others = _describe_nodes([other for other in self.nodes if other is not node])
                 problem = ClusterError(
                     f"seed {self.seed}: {node.name} has failed: {error!r}{others and '; meanwhile'}{others}", self.story
                 )
                 problem.__cause__ = error
                 self._world.timeline.problem = problem
-        self._exit(node, until=self.now + EXIT_WITHIN)
+        self._exit_when_idle(node, until=self.now + EXIT_WITHIN)
 
-    def _stop_threads(self, node: int | ClusterNode, seconds: float | None, *, threads: bool) -> Done[None]:
-        found = self._node(node)
+    def _pause_node(self, node: int | ClusterNode, seconds: float | None, *, threads: bool) -> Done[None]:
+        found = self._find_node(node)
         if found.alive:
-            self.say(f"{found.name} {'stands still' if threads else 'hangs'}{_for(seconds)}")
+            self.say(f"{found.name} {'stands still' if threads else 'hangs'}{_duration_text(seconds)}")
             found.process.pause(threads=threads)
             # Resume this node only, not a node that has replaced it meanwhile.
             self._call_later(seconds, lambda: self.nodes[found.index] is found and self.resume(found))
         return Done(None)
 
-    def _heal(self, node: ClusterNode) -> None:
+    def _heal_node(self, node: ClusterNode) -> None:
         if node.process in self._dark:
             return
         self.say(f"{node.name} is connected again")
@@ -444,8 +444,8 @@ class Cluster:
         if seconds is not None:
             self._director.call_later(seconds, action)
 
-    def _note(self, begun: Call[None] | Call[Resized]) -> None:
-        def say() -> None:
+    def _say_if_failed(self, begun: Call[None] | Call[Resized]) -> None:
+        def say_error() -> None:
             try:
                 begun.result()
             except Exception as error:  # noqa: BLE001  the story has the error
@@ -453,17 +453,17 @@ class Cluster:
             except asyncio.CancelledError:
                 pass
 
-        begun.over.call(say)
+        begun.over.call(say_error)
 
 
 cluster: Final = Cluster  # its name for callers
 
 
-def _described(nodes: Iterable[ClusterNode]) -> str:
+def _describe_nodes(nodes: Iterable[ClusterNode]) -> str:
     return "".join(f"\n  {node.describe()}" for node in nodes)
 
 
-def _for(seconds: float | None) -> str:
+def _duration_text(seconds: float | None) -> str:
     return "" if seconds is None else f" for {seconds:.2f} s"
 
 
@@ -476,7 +476,7 @@ def _inject_faults(cluster: Cluster, rng: random.Random, *, faults: Sequence[str
     now = over_at = 0.0
     back_at: list[_Later] = []
     for moment in moments:
-        now = _advance(cluster, now, moment, back_at)
+        now = _advance_with_actions(cluster, now, moment, back_at)
         kind = rng.choice(list(faults))
         seconds = rng.choice((SHORT, MIDDLING, LONG)) * rng.uniform(0.5, 1.5)
         over_at = max(over_at, moment + seconds)
@@ -508,7 +508,7 @@ def _inject_faults(cluster: Cluster, rng: random.Random, *, faults: Sequence[str
                     least, most = (int(cluster.settings[name]) for name in ("min_nodes", "max_nodes"))
                     cluster.resize(max_nodes=rng.randint(least, most + 2))
                     back_at.append((moment + seconds, partial(_undo_resize, cluster, most)))
-    _advance(cluster, now, max([over_at, *(at for at, _ in back_at)]), back_at)
+    _advance_with_actions(cluster, now, max([over_at, *(at for at, _ in back_at)]), back_at)
 
 
 def _undo_resize(cluster: Cluster, most: int) -> None:
@@ -516,7 +516,7 @@ def _undo_resize(cluster: Cluster, most: int) -> None:
         cluster.resize(max_nodes=most)
 
 
-def _advance(cluster: Cluster, now: float, until: float, back_at: list[_Later]) -> float:
+def _advance_with_actions(cluster: Cluster, now: float, until: float, back_at: list[_Later]) -> float:
     back_at.sort(key=itemgetter(0))
     while back_at and back_at[0][0] <= until:
         at, action = back_at.pop(0)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COMMIT_SECONDS = (0.0002, 0.004)  # the shortest and the longest commit, in seconds
 
 
-class NoFiles:
+class NoJournalFiles:
     """Replaces the files of the journal: its mark, and its reserve of space, here unlimited."""
 
     def write(self, store_id: str, number: int) -> None:
@@ -47,10 +47,10 @@ class Disk:
     def __init__(self, rng: random.Random, *, store_id: str) -> None:
         self.rng = rng
         self._journal: SimulatedJournal | None = None
-        self.reserve: NoFiles = NoFiles()
+        self.reserve: NoJournalFiles = NoJournalFiles()
         self.database: sqlite3.Connection = sqlite3.connect(":memory:", isolation_level=None)
         self.database.executescript(rows.SCHEMA)
-        self.database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.checksummed("store_id", store_id))
+        self.database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.with_checksum("store_id", store_id))
 
     def open(self, loop: asyncio.AbstractEventLoop, *, kind: type[SimulatedJournal]) -> SimulatedJournal:
         """Open a new process's journal after the end of the last one."""
@@ -61,7 +61,7 @@ class Disk:
         """End a killed process's journal; draw whether the group being written reached the disk."""
         opened, self._journal = self._journal, None
         if opened is not None:
-            opened.process_ended(reaches_the_disk=self.rng.random() < 0.5)
+            opened.end_with_process(reaches_the_disk=self.rng.random() < 0.5)
 
     def close(self) -> None:
         """Delete the data."""
@@ -91,7 +91,7 @@ class SimulatedJournal(Journal):
         self._grows = self._free_bytes = self._long_for = 0
         self.log_bytes: int = 0
         self.answered: bool = False
-        self._mark, self._reserve = NoFiles(), disk.reserve  # type: ignore[assignment]
+        self._mark, self._reserve = NoJournalFiles(), disk.reserve  # type: ignore[assignment]
 
     def write_bytes_max(self) -> int:
         """Return the bytes that a write may have: unlimited."""
@@ -99,46 +99,46 @@ class SimulatedJournal(Journal):
 
     coordination_bytes_per_second = write_bytes_max
 
-    def _log_growth(self) -> int:
+    def _wal_growth(self) -> int:
         return 0
 
-    def _open_to_read(self) -> sqlite3.Connection:
+    def _open_read_only(self) -> sqlite3.Connection:
         return _SharedDatabase(self._disk.database)  # type: ignore[return-value]  # the caller cannot close it
 
     def append(self, facts: ChangeSet) -> int:
         """Queue facts for the next group."""
         number = super().append(facts)
-        self._take_up()
+        self._begin_group()
         return number
 
     def start(self, *, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
         """Begin to write groups."""
         self._on_durable, self._on_failure = on_durable, on_failure
-        self._take_up()
+        self._begin_group()
 
     def stop(self, *, within: float | None = None) -> bool:  # noqa: ARG002 - it takes no time
         """Write all pending changes, without waiting for virtual time to pass."""
         while self._on_durable is not None and (self._in_hand is not None or self._pending):
-            self._take_up()
+            self._begin_group()
             assert self._timer is not None
             self._timer.cancel()
-            self._written()
+            self._finish_group()
         self._on_durable = None
         return True
 
-    def process_ended(self, *, reaches_the_disk: bool) -> None:
+    def end_with_process(self, *, reaches_the_disk: bool) -> None:
         """End with the process; first commit the group being written if it `reaches_the_disk`."""
         if self._in_hand is not None and reaches_the_disk:
             with contextlib.suppress(sqlite3.Error, RowsRefused):
                 self._commit(self._in_hand[0])
         self._roll_back()
 
-    def _take_up(self) -> None:
+    def _begin_group(self) -> None:
         if self._in_hand is None and self._pending and self._on_durable is not None:
             self._in_hand, self._pending = (self._pending, self.appended), []
-            self._timer = self._loop.call_later(self._disk.rng.uniform(*COMMIT_SECONDS), self._written)
+            self._timer = self._loop.call_later(self._disk.rng.uniform(*COMMIT_SECONDS), self._finish_group)
 
-    def _written(self) -> None:
+    def _finish_group(self) -> None:
         assert self._in_hand is not None
         assert self._on_durable is not None
         assert self._on_failure is not None
@@ -150,7 +150,7 @@ class SimulatedJournal(Journal):
             on_failure, self._on_durable = self._on_failure, None
             on_failure(str(error))
             return
-        self._take_up()
+        self._begin_group()
 
 
 class _SharedDatabase:

@@ -60,8 +60,8 @@ class Link:
         """Close both ends at once, with this error."""
         self._upward.clear()
         self._downward.clear()
-        self.client.lose(error)
-        self.server.lose(error)
+        self.client.lose_connection(error)
+        self.server.lose_connection(error)
 
     def reset(self) -> None:
         """Close both ends at once, with a reset."""
@@ -104,7 +104,7 @@ class MemoryTransport(asyncio.Transport):
         """End the outgoing stream; receiving continues."""
         if not self._end_sent:
             self._end_sent = True
-            self._outgoing.send(Signal.END)
+            self._outgoing.send(PipeSignal.END)
 
     def close(self) -> None:
         """Stop receiving; close once all written bytes are delivered."""
@@ -112,8 +112,8 @@ class MemoryTransport(asyncio.Transport):
             return
         self.write_eof()
         self._closing = True
-        self._incoming.wake()
-        self._close_once_flushed()
+        self._incoming.schedule_delivery()
+        self._close_if_flushed()
 
     def abort(self) -> None:
         """Close at once: bytes in flight are lost, and the peer gets a reset."""
@@ -131,7 +131,7 @@ class MemoryTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         """Deliver bytes to the protocol again."""
         self._reading_paused = False
-        self._incoming.wake()
+        self._incoming.schedule_delivery()
 
     def get_write_buffer_size(self) -> int:
         """Return the undelivered bytes beyond the kernels' buffers."""
@@ -156,23 +156,23 @@ class MemoryTransport(asyncio.Transport):
             return
         self._connected = True
         self._protocol.connection_made(self)
-        self._incoming.wake()
+        self._incoming.schedule_delivery()
 
-    def lose(self, error: Exception | None) -> None:
+    def lose_connection(self, error: Exception | None) -> None:
         """Close this end at once; let the loop call the protocol's `connection_lost`, once."""
         if self.is_lost:
             return
         self._closing = self._end_sent = self.is_lost = True
         if self._connected:
             self.loop.call_soon(self._protocol.connection_lost, error)
-        self._incoming.wake()
+        self._incoming.schedule_delivery()
 
     def die(self, *, silently: bool) -> None:
         """End with the process: call its protocol no more, and close the connection unless `silently`."""
         if silently:
             self._outgoing.clear()
         elif not self._end_sent:
-            self._outgoing.send(Signal.END)
+            self._outgoing.send(PipeSignal.END)
         self._closing = self._end_sent = self.is_lost = True
         self.loop = self._outgoing.network_loop  # later bytes reach the operating system, not the process
         self._incoming.receiver_died()
@@ -186,7 +186,7 @@ class MemoryTransport(asyncio.Transport):
         """Pass bytes to the protocol; return how many it accepted."""
         if self._closing:
             if self.is_lost:
-                self._outgoing.send(Signal.RESET)
+                self._outgoing.send(PipeSignal.RESET)
             return len(data)
         try:
             if isinstance(self._protocol, asyncio.BufferedProtocol):
@@ -194,25 +194,25 @@ class MemoryTransport(asyncio.Transport):
             self._protocol.data_received(bytes(data))
         # If the protocol raises an error, the loop reports it and the connection is lost, as in asyncio.
         except Exception as error:  # noqa: BLE001
-            self._fail(error)
+            self._report_protocol_error(error)
         return len(data)
 
-    def receive_signal(self, signal: Signal) -> None:
+    def receive_signal(self, signal: PipeSignal) -> None:
         """Handle the end of the peer's stream, or a reset."""
-        if signal is Signal.RESET:
+        if signal is PipeSignal.RESET:
             self._outgoing.clear()
-            self.lose(ConnectionResetError("Connection reset by peer"))
+            self.lose_connection(ConnectionResetError("Connection reset by peer"))
         elif not self._closing:
             try:
                 keep_open = self._protocol.eof_received()
             except Exception as error:  # noqa: BLE001 as in `receive`
-                self._fail(error)
+                self._report_protocol_error(error)
             else:
                 if not keep_open:
                     self.close()
 
     @property
-    def waits_for_room(self) -> bool:
+    def needs_callback(self) -> bool:
         """True if `on_delivered` must be called after a delivery."""
         return not self.is_lost and (self._writing_paused or self._closing)
 
@@ -220,7 +220,7 @@ class MemoryTransport(asyncio.Transport):
         """Called after bytes written here were delivered."""
         self._apply_flow_control()
         if self._closing:
-            self._close_once_flushed()
+            self._close_if_flushed()
 
     def _apply_flow_control(self) -> None:
         if self.is_lost:
@@ -233,11 +233,11 @@ class MemoryTransport(asyncio.Transport):
             self._writing_paused = False
             self._protocol.resume_writing()
 
-    def _close_once_flushed(self) -> None:
+    def _close_if_flushed(self) -> None:
         if self.get_write_buffer_size() == 0:
-            self.lose(None)
+            self.lose_connection(None)
 
-    def _fail(self, error: Exception) -> None:
+    def _report_protocol_error(self, error: Exception) -> None:
         self.loop.call_exception_handler(
             {
                 "message": "a protocol failed to receive",
@@ -250,11 +250,11 @@ class MemoryTransport(asyncio.Transport):
 
     def _reset_peer(self, error: Exception | None) -> None:
         self._outgoing.clear()
-        self._outgoing.send(Signal.RESET)
-        self.lose(error)
+        self._outgoing.send(PipeSignal.RESET)
+        self.lose_connection(error)
 
 
-class Signal(enum.Enum):
+class PipeSignal(enum.Enum):
     """The items of a pipe other than bytes."""
 
     END = "the sender sends no more"
@@ -270,7 +270,7 @@ class Pipe:
     def __init__(self, network: LinkNetwork) -> None:
         self._network = network
         self.network_loop: asyncio.AbstractEventLoop = network.loop
-        self._under_way: deque[tuple[float, memoryview | Signal]] = deque()
+        self._under_way: deque[tuple[float, memoryview | PipeSignal]] = deque()
         self._bytes_under_way = 0
         self._last_due = 0.0
         self._held = False
@@ -280,13 +280,13 @@ class Pipe:
     def bytes_beyond_socket_buffers(self) -> int:
         return max(0, self._bytes_under_way - self._network.socket_buffer_bytes)
 
-    def send(self, item: memoryview | Signal) -> None:
+    def send(self, item: memoryview | PipeSignal) -> None:
         # Latencies are random, but no piece overtakes an earlier one.
         self._last_due = max(self._last_due, self.network_loop.time() + self._network.draw_latency())
         self._under_way.append((self._last_due, item))
         if isinstance(item, memoryview):
             self._bytes_under_way += len(item)
-        self.wake()
+        self.schedule_delivery()
 
     def clear(self) -> None:
         self._under_way.clear()
@@ -295,25 +295,25 @@ class Pipe:
 
     def hold(self, *, held: bool) -> None:
         self._held = held
-        self.wake()
+        self.schedule_delivery()
 
-    def wake(self) -> None:
+    def schedule_delivery(self) -> None:
         """Set the timer for the next delivery, if the receiver accepts it."""
         if self._delivery is None and self._may_deliver():
             # Deliver through the loop, so that a protocol is never called within its own `write`.
-            self._delivery = self.network_loop.call_at(self._under_way[0][0], self._arrive)
+            self._delivery = self.network_loop.call_at(self._under_way[0][0], self._arrive_at_receiver)
 
     def receiver_died(self) -> None:
         """Deliver further bytes to the operating system of the dead receiver."""
         self._cancel_delivery()
-        self.wake()
+        self.schedule_delivery()
 
     def _cancel_delivery(self) -> None:
         if self._delivery is not None:
             self._delivery.cancel()
             self._delivery = None
 
-    def _arrive(self) -> None:
+    def _arrive_at_receiver(self) -> None:
         if self.receiver.loop is self.network_loop:
             self._deliver()
         else:  # the receiving process reads the bytes in its next turn
@@ -328,24 +328,24 @@ class Pipe:
             return
         entry = self._under_way[0]  # one piece at a time: the protocol may pause, close or cut the link
         due, item = entry
-        if isinstance(item, Signal):
+        if isinstance(item, PipeSignal):
             self._under_way.popleft()
             self.receiver.receive_signal(item)
         else:
-            taken = self.receiver.receive(self._piece_of(item))
+            taken = self.receiver.receive(self._next_piece(item))
             if self._under_way and self._under_way[0] is entry:
                 self._under_way.popleft()
                 self._bytes_under_way -= taken
                 if taken < len(item):
                     self._under_way.appendleft((due, item[taken:]))
-            if self.sender.waits_for_room:
+            if self.sender.needs_callback:
                 if self.sender.loop is self.receiver.loop:
                     self.sender.on_delivered()
                 else:
                     self.sender.loop.call_soon(self.sender.on_delivered)
-        self.wake()
+        self.schedule_delivery()
 
-    def _piece_of(self, item: memoryview) -> memoryview:
+    def _next_piece(self, item: memoryview) -> memoryview:
         return item  # deliver each write as one piece
 
 

@@ -114,7 +114,7 @@ class Process:
             thread.resume()
 
 
-class NoPort(HeldPort):
+class FixedPort(HeldPort):
     """A constant instead of a bound port."""
 
     def reserve(self) -> int:
@@ -133,7 +133,7 @@ def handler_of(
     """Return the real handler of a new node, not connected yet."""
     rng = random.Random(process.rng.random())
     loop = NodeLoop(process.node_thread)
-    node = Node(settings, loop=loop, open_store=open_store, rng=rng, port=NoPort())
+    node = Node(settings, loop=loop, open_store=open_store, rng=rng, port=FixedPort())
     return kind(node, open_store=open_shared_store)
 
 
@@ -196,9 +196,9 @@ class StoreMachine:
         self.store_id = f"store {self.starts if self.disk is None else 1}"
         world.say("the store starts")
         self.host = host = world.timeline.host(f"store.{self.starts}", rate=self._rate)
-        host.call_soon(self._serve, host)
+        host.call_soon(self._make_server, host)
 
-    def _serve(self, host: Host) -> None:
+    def _make_server(self, host: Host) -> None:
         journal: SimulatedJournal | None = None
         if self.disk is None:
             # A real store's first revision is random: choose one far from the revisions of earlier processes.
@@ -210,7 +210,7 @@ class StoreMachine:
         self.server = server = self.new_server(engine, journal, host)
         server.on_failure(lambda: self.on_server_failure(server))
         self._listener = self._world.network.listen(STORE, server.protocol, loop=host)
-        server.begin()
+        server.start()
 
     def die(self, *, silently: bool = False) -> None:
         """Kill the process; with `silently`, cut its machine's power."""

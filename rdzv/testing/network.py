@@ -92,10 +92,10 @@ class MemoryNetwork:
             raise ConnectionRefusedError(f"{source} is dead")
         dialer = (source, next(self._numbers))
         names = fault_names_of(dialer, name)
-        await self._delay(names)
+        await self._delay_dial(names)
         listener = self._listeners.get(name)
         if listener is None or names & self._refused:
-            await self._delay(names)
+            await self._delay_dial(names)
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"{name} refuses {source}")
 
         here = asyncio.get_running_loop()
@@ -103,14 +103,14 @@ class MemoryNetwork:
         server = (listener.protocol_factory(), listener.loop or here)
         link = Link(self, dialer=dialer, target=name, client=(protocol, here), server=server)
         self._links[link.name] = link
-        self._hold(link)
+        self._hold_if_partitioned(link)
         try:
             if listener.loop is None or listener.loop is here:
                 link.server.connect()
             else:
                 # A stopped process's operating system accepts connections, too.
                 listener.loop.call_soon(link.server.connect)
-            await self._delay(names)
+            await self._delay_dial(names)
         except BaseException:
             link.reset()
             raise
@@ -123,7 +123,7 @@ class MemoryNetwork:
         """Return the open links of this name, the oldest first."""
         # Remove closed links here, as a link does not report its end.
         self._links = {name: link for name, link in self._links.items() if not link.is_over}
-        return [link for link in self._links.values() if _name(which) in link.names]
+        return [link for link in self._links.values() if _link_or_name(which) in link.names]
 
     def reset(self, which: str | Link = EVERYTHING) -> None:
         """Close links at both ends with `ConnectionResetError`; bytes in flight are lost."""
@@ -143,20 +143,20 @@ class MemoryNetwork:
             end, other = (link.server, link.client) if link.target == name else (link.client, link.server)
             end.die(silently=silently)
             if silently:
-                self.loop.call_later(GIVEN_UP_AFTER, other.lose, TimeoutError(f"{link.name} is silent"))
+                self.loop.call_later(GIVEN_UP_AFTER, other.lose_connection, TimeoutError(f"{link.name} is silent"))
 
     def partition(self, which: str | Link = EVERYTHING) -> None:
         """Hold all bytes and dials until `heal`, without an error at either end."""
-        self._partitioned.add(_name(which))
-        self._hold_partitioned()
+        self._partitioned.add(_link_or_name(which))
+        self._update_holds()
 
     def heal(self, which: str | Link = EVERYTHING) -> None:
         """End a partition, or with `EVERYTHING` all partitions; deliver the held bytes in order."""
         if which == EVERYTHING:
             self._partitioned.clear()
         else:
-            self._partitioned.discard(_name(which))
-        self._hold_partitioned()
+            self._partitioned.discard(_link_or_name(which))
+        self._update_holds()
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
             if not waiter.done():
@@ -178,15 +178,15 @@ class MemoryNetwork:
         """Return a direction of a new link."""
         return Pipe(self)
 
-    def _hold_partitioned(self) -> None:
+    def _update_holds(self) -> None:
         for link in self._links.values():
-            self._hold(link)
+            self._hold_if_partitioned(link)
 
-    def _hold(self, link: Link) -> None:
+    def _hold_if_partitioned(self, link: Link) -> None:
         held = not link.names.isdisjoint(self._partitioned)
         link.hold(upward=held, downward=held)
 
-    async def _delay(self, names: set[str]) -> None:
+    async def _delay_dial(self, names: set[str]) -> None:
         await anyio.sleep(self.draw_latency())
         while not names.isdisjoint(self._partitioned):
             healed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -212,5 +212,5 @@ class Listener:
             del self._listeners[self.name]
 
 
-def _name(which: str | Link) -> str:
+def _link_or_name(which: str | Link) -> str:
     return which if isinstance(which, str) else which.name

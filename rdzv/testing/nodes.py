@@ -121,7 +121,7 @@ class ClusterNode:
         context = contextvars.copy_context()
         context.run(maker_of_handlers.set, self._make_handler)
         self._cluster.say(f"{self.name} starts")
-        self.task = self.process.host.create_task(_run(body, self), name=self.name, context=context)
+        self.task = self.process.host.create_task(_run_body(body, self), name=self.name, context=context)
         return self.task
 
     def describe(self) -> str:
@@ -169,5 +169,5 @@ class _ObservedHandler(Handler):
         return info
 
 
-async def _run(body: Callable[[ClusterNode], Awaitable[object]], node: ClusterNode) -> None:
+async def _run_body(body: Callable[[ClusterNode], Awaitable[object]], node: ClusterNode) -> None:
     await body(node)

@@ -70,7 +70,7 @@ class RealProcesses:
         with contextlib.ExitStack() as stack:
             self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdzv-processes-")))
             self.url = f"{stack.enter_context(store.sync.serve()).url}/test"
-            stack.callback(self._end)
+            stack.callback(self._kill_all)
             for index in range(self._count):
                 self.start(index)
             self._stack = stack.pop_all()
@@ -90,9 +90,9 @@ class RealProcesses:
         running = self._processes.get(index)
         if running is not None and running.poll() is None:
             raise RuntimeError(f"process {index} runs: kill it first")
-        settings = {f"RDZV_{name.upper()}": _written(value) for name, value in self._settings.items()}
+        settings = {f"RDZV_{name.upper()}": _as_url_value(value) for name, value in self._settings.items()}
         env = {**os.environ, "RDZV_NODE_ID": f"node-{index}", **settings, "RDZV_URL": self.url, **self._env}
-        with self._log(index).open("ab") as log:
+        with self._log_path(index).open("ab") as log:
             self._processes[index] = subprocess.Popen(  # noqa: S603  the command is the test's own
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -104,19 +104,19 @@ class RealProcesses:
 
     def kill(self, index: int) -> None:
         """Kill a process and its children."""
-        self._signal(index, signal.SIGKILL)
+        self._send_signal(index, signal.SIGKILL)
 
     def terminate(self, index: int) -> None:
         """Send SIGTERM to a process and its children."""
-        self._signal(index, signal.SIGTERM)
+        self._send_signal(index, signal.SIGTERM)
 
     def pause(self, index: int) -> None:
         """Send SIGSTOP to a process and its children."""
-        self._signal(index, signal.SIGSTOP)
+        self._send_signal(index, signal.SIGSTOP)
 
     def resume(self, index: int) -> None:
         """Send SIGCONT to a process and its children."""
-        self._signal(index, signal.SIGCONT)
+        self._send_signal(index, signal.SIGCONT)
 
     def pid(self, index: int) -> int:
         """Return the process id."""
@@ -124,7 +124,7 @@ class RealProcesses:
 
     def output(self, index: int) -> str:
         """Return a process's output so far, of both streams."""
-        return self._log(index).read_text(encoding="utf-8", errors="replace")
+        return self._log_path(index).read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, index: int, text: str, *, within: float = 60.0) -> None:
         """Wait until a process has written `text`.
@@ -136,7 +136,7 @@ class RealProcesses:
         while text not in self.output(index):
             ended = self._processes[index].poll() is not None
             if text not in self.output(index) and (ended or time.monotonic() > until):
-                raise ProcessesError(f"process {index} has not written {text!r:.200}{self._output_so_far()}")
+                raise ProcessesError(f"process {index} has not written {text!r:.200}{self._all_output()}")
             time.sleep(LOOKS_EVERY)
 
     def wait(self, *, within: float = 60.0) -> list[int]:
@@ -149,23 +149,23 @@ class RealProcesses:
         while any(process.poll() is None for process in self._processes.values()):
             if time.monotonic() > until:
                 running = [index for index, process in self._processes.items() if process.poll() is None]
-                raise ProcessesError(f"processes {running} have not ended within {within:g} s{self._output_so_far()}")
+                raise ProcessesError(f"processes {running} have not ended within {within:g} s{self._all_output()}")
             time.sleep(LOOKS_EVERY)
         return [self._processes[index].wait() for index in sorted(self._processes)]
 
-    def _signal(self, index: int, number: signal.Signals) -> None:
+    def _send_signal(self, index: int, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._processes[index].pid, number)
 
-    def _end(self) -> None:
+    def _kill_all(self) -> None:
         for index, process in self._processes.items():
             self.kill(index)
             process.wait()
 
-    def _log(self, index: int) -> Path:
+    def _log_path(self, index: int) -> Path:
         return self._folder / f"{index}.log"
 
-    def _output_so_far(self) -> str:
+    def _all_output(self) -> str:
         return "".join(
             f"\n--- process {index}:\n{self.output(index)[-OUTPUT_IN_AN_ERROR:]}" for index in self._processes
         )
@@ -174,5 +174,5 @@ class RealProcesses:
 processes: Final = RealProcesses  # its name for callers
 
 
-def _written(value: object) -> str:
+def _as_url_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -70,7 +70,7 @@ class Story:
     @contextlib.contextmanager
     def with_logs(self) -> Iterator[None]:
         """Send the library's log records to the story only, during the context."""
-        teller = _Teller(self)
+        teller = _StoryLogHandler(self)
         loggers = [logging.getLogger(name) for name in LOGGERS]
         before = [(logger.level, logger.propagate) for logger in loggers]
         for logger in loggers:
@@ -86,7 +86,7 @@ class Story:
                 logger.propagate = propagate
 
 
-class _Teller(logging.Handler):
+class _StoryLogHandler(logging.Handler):
     def __init__(self, story: Story) -> None:
         super().__init__()
         self._story = story

@@ -71,7 +71,7 @@ class Timeline:
 
     def run(self, until: float) -> None:
         """Play all events up to a moment; raise a host's error, if any."""
-        with _nothing_running():
+        with _without_running_loop():
             self._run(until)
 
     def _run(self, until: float) -> None:
@@ -80,8 +80,8 @@ class Timeline:
             while self.runnable or self.corpses:
                 self._remove_dead_hosts()
                 if self.runnable:
-                    self._take_turn()
-                    self._call_what_is_due()
+                    self._run_random_host()
+                    self._fire_due_timers()
                 if self.problem is not None:
                     raise self.problem
                 spins += 1
@@ -91,20 +91,20 @@ class Timeline:
                 if self.now >= until + BUSY_BEYOND:  # a task polls without a pause, as anyio does around a shield
                     return  # the polling continues in the next `run`
                 self.now += BUSY_SECONDS
-                self._call_what_is_due()
+                self._fire_due_timers()
                 continue
             if not self._timers or self._timers[0][0] > until:
                 self.now = max(self.now, until)
                 return
             if self._timers[0][0] > self.now:
                 self.now, spins = self._timers[0][0], 0
-            self._call_what_is_due()
+            self._fire_due_timers()
 
     def end(self) -> None:
         """End all processes."""
         for host in list(self.hosts):
             host.die()
-        with _nothing_running():
+        with _without_running_loop():
             self._remove_dead_hosts()
         self._timers.clear()
 
@@ -113,11 +113,11 @@ class Timeline:
         self._numbers += 1
         heapq.heappush(self._timers, (when, self._numbers, host, handle))
 
-    def _call_what_is_due(self) -> None:
+    def _fire_due_timers(self) -> None:
         while self._timers and self._timers[0][0] <= self.now:
             _, _, host, handle = heapq.heappop(self._timers)
             if not handle.cancelled() and not host.dead:
-                host.timer_fired(handle)
+                host.fire_timer(handle)
 
     def _remove_dead_hosts(self) -> None:
         while self.corpses:
@@ -127,7 +127,7 @@ class Timeline:
             self.hosts.remove(host)
             host.close_coroutines()
 
-    def _take_turn(self) -> None:
+    def _run_random_host(self) -> None:
         runnable = self.runnable
         index = self.rng.randrange(len(runnable)) if len(runnable) > 1 else 0
         host = runnable[index]
@@ -136,7 +136,7 @@ class Timeline:
 
 
 @contextlib.contextmanager
-def _nothing_running() -> Iterator[None]:
+def _without_running_loop() -> Iterator[None]:
     """Hide the running loop of a test, so that hosts can run inside it."""
     outer = asyncio._get_running_loop()
     # Python before 3.12 lacks this function, and needs none, as each loop has its own current task.
@@ -195,7 +195,7 @@ class Host(asyncio.BaseEventLoop):
             self.paused = False
             self._ready.extend(self._late)
             self._late.clear()
-            self._enqueue()
+            self._make_runnable()
 
     def die(self) -> None:
         """Kill the process: at once, or at its next await if it calls this itself.
@@ -229,13 +229,13 @@ class Host(asyncio.BaseEventLoop):
         """Return the unfinished tasks."""
         return [task for task in list(self._tasks) if not task.done()]
 
-    def timer_fired(self, handle: asyncio.Handle) -> None:
+    def fire_timer(self, handle: asyncio.Handle) -> None:
         """Called when a timer fires."""
         if self.paused:
             self._late.append(handle)
         else:
             self._ready.append(handle)
-            self._enqueue()
+            self._make_runnable()
 
     def run_turn(self) -> None:
         """Run all ready callbacks; those that they add run in the next turn."""
@@ -244,32 +244,32 @@ class Host(asyncio.BaseEventLoop):
             return
         self._run_ready()
         if self._ready:
-            self._enqueue()
+            self._make_runnable()
 
     def _run_ready(self) -> None:
         ready = self._ready
         asyncio._set_running_loop(self)
         before = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(firstiter=self._asyncgens.add, finalizer=self._finalize)
+        sys.set_asyncgen_hooks(firstiter=self._asyncgens.add, finalizer=self._close_generator)
         try:
             for _ in range(len(ready)):
                 if self.paused or (self.dead and self._grave is None):  # a callback has stopped or killed this process
                     break
                 handle = ready.popleft()
                 if not handle.cancelled():
-                    self._call(handle)
+                    self._run_handle(handle)
         finally:
             sys.set_asyncgen_hooks(*before)
             asyncio._set_running_loop(None)
 
-    def _call(self, handle: asyncio.Handle) -> None:
+    def _run_handle(self, handle: asyncio.Handle) -> None:
         handle._run()
 
-    def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
+    def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         if not self.is_closed():
             self.create_task(generator.aclose())
 
-    def _enqueue(self) -> None:
+    def _make_runnable(self) -> None:
         if not self._queued and not self.paused and not self.dead and self._ready:
             self._queued = True
             self._timeline.runnable.append(self)
@@ -283,14 +283,14 @@ class Host(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         """Run a callback in one of the next turns."""
         handle = super().call_soon(callback, *args, context=context)
-        self._enqueue()
+        self._make_runnable()
         return handle
 
     def _write_to_self(self) -> None:
         """Enqueue the loop after `call_soon_threadsafe` has queued a callback; thread-safe."""
         if threading.get_ident() != self._timeline.thread:
             self._timeline.problem = RuntimeError(NO_THREADS)
-        self._enqueue()
+        self._make_runnable()
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
@@ -338,14 +338,14 @@ class Host(asyncio.BaseEventLoop):
         return not self.dead
 
 
-def _refuse(what: str) -> Callable[..., NoReturn]:
-    def refused(*_: object, **__: object) -> NoReturn:
+def _make_refusal(what: str) -> Callable[..., NoReturn]:
+    def raise_refusal(*_: object, **__: object) -> NoReturn:
         raise RuntimeError(
             f"virtual time has no {what}: they would come at a random moment. In a body of rdzv.testing.cluster, leave "
             f"them out; test code that needs them with rdzv.testing.processes"
         )
 
-    return refused
+    return raise_refusal
 
 
 for _what, _names in {
@@ -359,4 +359,4 @@ for _what, _names in {
     ),
 }.items():
     for _name in _names.split():
-        setattr(Host, _name, _refuse(_what))
+        setattr(Host, _name, _make_refusal(_what))

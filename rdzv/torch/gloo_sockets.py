@@ -54,19 +54,19 @@ class GlooSockets:
                     os.close(copy)
 
     def _is_gloo_socket(self, number: int) -> bool:
-        peer = _address_of(number, "getpeername")  # None for a listening socket
-        return peer is not None and not self._addresses.isdisjoint((peer, _address_of(number, "getsockname")))
+        peer = _socket_address(number, "getpeername")  # None for a listening socket
+        return peer is not None and not self._addresses.isdisjoint((peer, _socket_address(number, "getsockname")))
 
 
 def _listens_at(value: bytes) -> Address | None:
     """Return the address in a member's value: host name, address, and more, each after its length."""
     host = int.from_bytes(value[:8], sys.byteorder)
     if host <= HOST_BYTES_MAX and value[8 + host : 16 + host] == ADDRESS_BYTES.to_bytes(8, sys.byteorder):
-        return _address_in(value[16 + host :])
+        return _parse_address(value[16 + host :])
     return None
 
 
-def _address_in(storage: bytes) -> Address | None:
+def _parse_address(storage: bytes) -> Address | None:
     family = storage[1] if sys.platform == "darwin" else int.from_bytes(storage[:2], sys.byteorder)
     (port,) = struct.unpack_from("!H", storage, 2)
     if family == socket.AF_INET:
@@ -74,8 +74,8 @@ def _address_in(storage: bytes) -> Address | None:
     return (port, storage[8:24]) if family == socket.AF_INET6 else None
 
 
-def _address_of(number: int, end: str) -> Address | None:
+def _socket_address(number: int, end: str) -> Address | None:
     storage = ctypes.create_string_buffer(STORAGE_BYTES)
     length = ctypes.c_uint(STORAGE_BYTES)
     failed = getattr(_libc, end)(number, storage, ctypes.byref(length))
-    return None if failed else _address_in(storage.raw)
+    return None if failed else _parse_address(storage.raw)

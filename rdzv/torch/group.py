@@ -22,9 +22,9 @@ from rdzv import RendezvousSettingsError, RendezvousStateError
 from rdzv.torch.gloo_sockets import GlooSockets
 from rdzv.torch.pytorch import (
     abort_process_group,
-    count_groups_anew,
     destroy_process_groups,
     dist,
+    reset_group_count,
     set_group_timeout,
     underlying_store,
 )
@@ -106,7 +106,7 @@ class RoundGroup:
         raise failure or RuntimeError(f"another member has failed {ATTEMPTS} times to connect to all of its peers")
 
     def _try_making(self, store: Any, timeout: timedelta) -> None:
-        count_groups_anew()
+        reset_group_count()
         self._wait_for_all(store)
         bottom = underlying_store(store)
         if isinstance(bottom, TorchStore):

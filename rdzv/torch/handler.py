@@ -26,22 +26,22 @@ from rdzv.config.settings import PARAMETERS, read
 from rdzv.display.standard_error import write_logs_in_thread
 from rdzv.loop import MOVES, EndKind, in_thread, leaving_in_words
 from rdzv.loop.own_folder import make_process_folder
-from rdzv.loop.process_files import BEAT_DIR, forget_beats, start_to_follow
+from rdzv.loop.process_files import BEAT_DIR, delete_old_steps, start_reading_steps
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.loop.rounds import handler_of
 from rdzv.torch.agent.screen import Screen, configure_logging, exit_with_error, signal_reason
 from rdzv.torch.agent.signals import EndSignals
 from rdzv.torch.agent.unnamed_run import NO_NAME, reopen_if_ended
 from rdzv.torch.agent.worker_ends import WorkerEnds
-from rdzv.torch.pytorch import KEYS_BY_RESTARTS, Agent, agent_above, dist, end_of_agent, runs_under_torchrun, torch_api
+from rdzv.torch.pytorch import KEYS_BY_RESTARTS, Agent, dist, end_of_agent, find_agent, runs_under_torchrun, torch_api
 from rdzv.torch.store import TorchStore
-from rdzv.torch.tcp_store import WorkersStore, open_tcp_store, serve_workers, with_remedy
-from store.printable import escaping
+from rdzv.torch.tcp_store import WorkersStore, add_port_remedy, open_tcp_store, serve_workers
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 _CHECKED: Final = {"bootstrap_check": True}
 _BY_NAME: Final = {"rank_order": "survivors_then_name"}
@@ -56,14 +56,14 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 READ_TIMEOUT: Final = 60.0  # seconds; PyTorch's default, for its agents' store
 
 
-def _as_torch(error: ours.RendezvousError) -> Exception:
+def _translate_error(error: ours.RendezvousError) -> Exception:
     theirs: type[Exception] = next(
         getattr(torch_api, kind.__name__) for kind in type(error).__mro__ if hasattr(torch_api, kind.__name__)
     )
     return theirs(str(error))
 
 
-class _Choices:
+class _ParsedParameters:
     IGNORED: Final = ("heartbeat", "heartbeat_timeout", "use_libuv", "store_type")
 
     def __init__(self, params: Any) -> None:
@@ -71,8 +71,8 @@ class _Choices:
         # Drop `timeout=900`, which PyTorch adds if the user gives no timeout.
         if "join_timeout" in config or str(config.get("timeout")) in ("900", "900.0"):
             config.pop("timeout", None)
-        self.read_timeout = timedelta(seconds=_read("read_timeout", config, READ_TIMEOUT, like="join_timeout"))
-        self.regroup_on_loss: bool = _read("regroup_on_loss", config, True, like="insecure")
+        self.read_timeout = timedelta(seconds=_pop_parameter("read_timeout", config, READ_TIMEOUT, like="join_timeout"))
+        self.regroup_on_loss: bool = _pop_parameter("regroup_on_loss", config, True, like="insecure")
         # Restore the text of our parameters: `read` turns `is_host=auto` into None, which means "not given".
         config = read(config, Source.RDZV_CONF) | {name: config[name] for name in config if name in PARAMETERS}
 
@@ -88,7 +88,7 @@ class _Choices:
                 )
             scheme, host, rest = own.groups(default="")
             host = host if host in _LOOPBACK else _LOOPBACK[0]
-            self.reserved = _reserved(host.strip("[]"))
+            self.reserved = _bind_free_port(host.strip("[]"))
             endpoint = f"{scheme}{host}:{self.reserved.getsockname()[1]}{rest}"
             config.setdefault("is_host", True)
         endpoint = endpoint or "localhost"  # PyTorch's meaning of an empty endpoint
@@ -109,14 +109,14 @@ class _Choices:
         }
 
 
-def _reserved(host: str) -> socket.socket:
+def _bind_free_port(host: str) -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind((host, 0))
     return sock
 
 
-def _read(name: str, config: dict[str, Any], default: Any, *, like: str) -> Any:
+def _pop_parameter(name: str, config: dict[str, Any], default: Any, *, like: str) -> Any:
     """Pop one of PyTorch's parameters from `config`, and read it like our parameter `like`."""
     return replace(PARAMETERS[like], name=name).read(config.pop(name, default))
 
@@ -150,7 +150,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._backend = params.backend
         self._run_id = params.run_id
         try:
-            self._choices = choices = _Choices(params)
+            self._choices = choices = _ParsedParameters(params)
             # Report wrong settings now, not at the first rendezvous.
             self._settings = handler_of(choices.url, choices.overrides).settings
         except ours.RendezvousSettingsError as error:
@@ -160,7 +160,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
-        self._signals = EndSignals(self._serves, partial(self._screen.log_signal, serves_for=None), self._note_signal)
+        self._signals = EndSignals(self._is_host, partial(self._screen.log_signal, serves_for=None), self._note_signal)
         self._tcp_store: Any = None  # this round's TCPStore, which at rank 0 serves until it is deleted
         self._workers_store: WorkersStore | None = None  # at rank 0
         self._taken: set[int] = set()  # ports chosen for the workers' store, but in use by other processes
@@ -196,20 +196,20 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
     def _begin_monitoring(self, handler: sync.Handler) -> None:
         assert handler.membership is not None, "next_rendezvous has just made it a member"
-        agent = agent_above()
+        agent = find_agent()
         self._life = monitor = RoundMonitor(handler.own_node, handler.membership, partial(self._handle_ending, agent))
         monitor.start()
-        handler.start(monitor.listen())
+        handler.start(monitor.wait_for_end())
         if agent is not None:
             self._worker_ends = WorkerEnds(handler.start, lambda how: monitor.claim_end(self._with_remedy(how)))
-            self._worker_ends.follow(agent.next_workers(), agent.raised_by)
+            self._worker_ends.watch_workers(agent.next_workers(), agent.read_error_of)
         if self._beats is None:
             self._beats = make_process_folder("rdzv-beats-")
             # Not a TemporaryDirectory, as forked children would remove it.
-            weakref.finalize(self, _remove_in, os.getpid(), self._beats)
+            weakref.finalize(self, _remove_folder_in, os.getpid(), self._beats)
             os.environ[BEAT_DIR] = str(self._beats)
-        forget_beats(self._beats)
-        start_to_follow(handler, self._beats)
+        delete_old_steps(self._beats)
+        start_reading_steps(handler, self._beats)
 
     def _handle_ending(self, agent: Agent | None, ending: Ending) -> None:
         """Log a round's end, in a thread: standard error may block."""
@@ -231,7 +231,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
     def _forget_workers(self) -> None:
         if self._worker_ends is not None:
-            self._worker_ends.forget()
+            self._worker_ends.stop_watching()
 
     def next_rendezvous(self) -> torch_api.RendezvousInfo:
         """Leave the current round, if any, and return once this node is a member of the next.
@@ -241,11 +241,11 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             RendezvousError: Any other failure. Under torchrun one line and `SystemExit` with status 1.
         """
         try:
-            info = self._next_whole_round()
+            info = self._next_usable_round()
         except ours.RendezvousGracefulExitError as error:
             if self._run_id == NO_NAME and self._settings.max_nodes == 1 and not self._was_member:
                 self._kept_out = True  # another job uses the name "none", too: do not close its run
-                self._refuse(ours.RendezvousClosedError(f"{error}, and has run nothing"))
+                self._raise_or_exit(ours.RendezvousClosedError(f"{error}, and has run nothing"))
             log.info("%s", error)
             self._was_member, self._kept_out = False, True  # a spare must not close the run in `shutdown`
             if runs_under_torchrun():
@@ -254,7 +254,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise self._graceful_exit from None
         except ours.RendezvousError as error:
             self._kept_out = True
-            self._refuse(error)
+            self._raise_or_exit(error)
         self._was_member, self._kept_out = True, False
         store = self._tcp_store
         if self._store is not None:
@@ -262,20 +262,20 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._store = None
         if store is None:
             store = self._store = TorchStore.of_round(
-                info.store, self._choices.read_timeout, self._connected().store_settings
+                info.store, self._choices.read_timeout, self._connected_handler().store_settings
             )
         address = torch_api.RendezvousStoreInfo(*info.bootstrap_address)
         return torch_api.RendezvousInfo(store, info.rank, info.world_size, address)
 
-    def _refuse(self, error: ours.RendezvousError) -> NoReturn:
-        explained = self._explained(error)
+    def _raise_or_exit(self, error: ours.RendezvousError) -> NoReturn:
+        explained = self._explain_error(error)
         if runs_under_torchrun():
             exit_with_error(explained)
         raise explained from None
 
-    def _next_whole_round(self) -> sync.RendezvousInfo:
+    def _next_usable_round(self) -> sync.RendezvousInfo:
         began = time.monotonic()
-        handler, agent = self._connected(), agent_above()
+        handler, agent = self._connected_handler(), find_agent()
         self._end_monitoring(self._with_remedy(agent.problem) if agent is not None else "")
         while True:
             self._close_tcp_stores()
@@ -316,7 +316,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._workers_store = None
 
     def _with_remedy(self, how: str) -> str:
-        return with_remedy(how) if self.use_agent_store else how
+        return add_port_remedy(how) if self.use_agent_store else how
 
     def _keep_logs(self, agent: Agent | None, round: int) -> None:
         """Keep the last round's logs: PyTorch deletes logs unless it counts a restart."""
@@ -344,7 +344,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 if not reopen_if_ended(self._choices.url, self._choices.overrides, wait=left):
                     raise
 
-    def _connected(self) -> sync.Handler:
+    def _connected_handler(self) -> sync.Handler:
         if self._over:
             raise ours.RendezvousStateError(f"the handler of run {self._run_id} was shut down; make another one")
         if self._handler is None:
@@ -365,8 +365,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             atexit.register(self._leave_at_exit)
         return self._handler
 
-    def _explained(self, error: ours.RendezvousError) -> Exception:
-        translated = _as_torch(error)
+    def _explain_error(self, error: ours.RendezvousError) -> Exception:
+        translated = _translate_error(error)
         if isinstance(error, ours.RendezvousClosedError) and self._run_id == NO_NAME:
             return type(translated)(f"{error}; give each job a name of its own: --rdzv-id=NAME")
         if isinstance(error, ours.RendezvousClosedError) and not self._was_member:
@@ -376,16 +376,16 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def is_closed(self) -> bool:
         """Return True if the run is closed."""
         try:
-            return self._connected().is_closed()
+            return self._connected_handler().is_closed()
         except ours.RendezvousError as error:
-            raise _as_torch(error) from None
+            raise _translate_error(error) from None
 
     def set_closed(self) -> None:
         """Close the run for every node, for good."""
         try:
-            self._connected().set_closed()
+            self._connected_handler().set_closed()
         except ours.RendezvousError as error:
-            raise _as_torch(error) from None
+            raise _translate_error(error) from None
 
     def num_nodes_waiting(self) -> int:
         """Return the number of nodes that require a new round: waiting, leaving, or with `regroup_on_loss` lost.
@@ -422,7 +422,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._end_monitoring()
             self._close_tcp_stores()
             atexit.unregister(self._leave_at_exit)
-            self._close()
+            self._close_handler()
         if self._graceful_exit is not None and end_of_agent().has_no_result:
             raise self._graceful_exit from None
         return True
@@ -435,10 +435,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 self._note_signal(end.signal)
                 self._handler.leave()
         elif not self._kept_out:
-            handler = self._connected()
+            handler = self._connected_handler()
             if handler.is_closed():
                 return
-            if self._life is not None and not handler.start(self._life.in_round()).wait():
+            if self._life is not None and not handler.start(self._life.is_in_round()).wait():
                 log.warning("run %s goes on without this node, which was dropped and does not come again", self._run_id)
             elif end.has_failed and self._was_member:
                 # The run failed, so spares must not exit with success.
@@ -446,13 +446,13 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             else:
                 handler.set_closed(end.why if self._was_member else "shut down before it began")
 
-    def _close(self) -> None:
+    def _close_handler(self) -> None:
         try:
             self._stack.close()
         except ours.RendezvousError as error:
             log.warning("run %s: the node did not leave properly: %s", self._run_id, error)
 
-    def _serves(self) -> bool:
+    def _is_host(self) -> bool:
         return self._handler is not None and self._handler.hosts_store
 
     def _note_signal(self, name: str) -> None:
@@ -464,12 +464,12 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _end_by_signal(self, name: str) -> None:
         """Leave, and serve the store until the others have gone; exit handlers could not start the threads for this."""
         self._signals.leave(name)
-        self._screen.log_signal(name, serves_for=self._settings.close_timeout if self._serves() else None)
+        self._screen.log_signal(name, serves_for=self._settings.close_timeout if self._is_host() else None)
         self._note_signal(name)
         if self._handler is not None and not self._over:
             self._leave_at_exit()
             atexit.unregister(self._leave_at_exit)
-            self._close()
+            self._close_handler()
 
     def _leave_at_exit(self) -> None:
         if self._handler is not None and self._pid == os.getpid():
@@ -478,6 +478,6 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 self._handler.leave()
 
 
-def _remove_in(pid: int, folder: Path) -> None:
+def _remove_folder_in(pid: int, folder: Path) -> None:
     if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)

@@ -66,22 +66,22 @@ def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Ite
         defaults.update(rank_order="requested", requested_rank=rank)
     given = parameters.keys()
     overrides = {name: value for name, value in defaults.items() if given.isdisjoint((name, *PARAMETERS[name].aliases))}
-    joined = _Joined.by_url(replace(parts, parameters=parameters).url, overrides)
+    joined = _JoinedRun.by_url(replace(parts, parameters=parameters).url, overrides)
     while True:
         yield joined.next_round(timeout, segments, expected_rank=rank, expected_size=size)
 
 
-class _Joined:
+class _JoinedRun:
     """A run that this process has joined by `init_process_group`.
 
     PyTorch drops the iterator once it has the store, so this object holds the membership. A thread waits for the main
     thread's end and leaves the run, as exit handlers cannot start threads.
     """
 
-    _all: Final[dict[tuple[int, str], _Joined]] = {}
+    _all: Final[dict[tuple[int, str], _JoinedRun]] = {}
 
     @classmethod
-    def by_url(cls, url: str, overrides: Mapping[str, Any]) -> _Joined:
+    def by_url(cls, url: str, overrides: Mapping[str, Any]) -> _JoinedRun:
         """Return the run of this URL in this process; a parent's before `fork()` does not count."""
         key = os.getpid(), url
         joined = cls._all.get(key)

@@ -28,7 +28,7 @@ PyTorch does not count the changes of BatchNorm's running statistics.
 """
 
 
-class _Copy(NamedTuple):
+class _BufferCopy(NamedTuple):
     kept: torch.Tensor
     buffer: torch.Tensor
     version: int | None
@@ -36,7 +36,7 @@ class _Copy(NamedTuple):
     def may_differ(self, buffer: torch.Tensor) -> bool:
         if buffer is not self.buffer or buffer.numel() <= ALWAYS_COPIED:
             return True
-        return self.version is None or _version(buffer) != self.version
+        return self.version is None or _buffer_version(buffer) != self.version
 
     def is_like(self, buffer: torch.Tensor) -> bool:
         kept = self.kept
@@ -48,7 +48,7 @@ class InterruptedStep:
     """The state of one process's models at the last `check`, over all rounds."""
 
     def __init__(self) -> None:
-        self._models: weakref.WeakKeyDictionary[Any, dict[str, _Copy]] = weakref.WeakKeyDictionary()
+        self._models: weakref.WeakKeyDictionary[Any, dict[str, _BufferCopy]] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # with hooks for steps
         # Maps each optimizer whose step has begun to its parameters and state before the step; None if not copied.
         self._begun: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -57,7 +57,7 @@ class InterruptedStep:
         self._steps_at_checks = 0, 0  # `_steps` at the last two calls of `check`
         self._has_warned = False
 
-    def remember(self) -> None:
+    def remember_buffers(self) -> None:
         """Copy the buffers of all models at a `check`; steps that raised before that will not be undone."""
         self._begun.clear()
         self._steps_at_checks = self._steps_at_checks[1], self._steps
@@ -66,15 +66,15 @@ class InterruptedStep:
 
     def _copy_buffers(self, model: Any) -> None:
         copies, self._steps_at[model] = self._models[model], self._steps
-        into, of, now = list[torch.Tensor](), list[torch.Tensor](), dict[str, _Copy]()
+        into, of, now = list[torch.Tensor](), list[torch.Tensor](), dict[str, _BufferCopy]()
         for name, buffer in model.named_buffers():
             copy = copies.get(name)
             if copy is None or not copy.is_like(buffer):
-                copy = _Copy(buffer.detach().clone(), buffer, _version(buffer))
+                copy = _BufferCopy(buffer.detach().clone(), buffer, _buffer_version(buffer))
             elif copy.may_differ(buffer):
                 into.append(copy.kept)
                 of.append(buffer)
-                copy = copy._replace(buffer=buffer, version=_version(buffer))
+                copy = copy._replace(buffer=buffer, version=_buffer_version(buffer))
             now[name] = copy
         copy_tensors(into, of)
         self._models[model] = now
@@ -85,9 +85,9 @@ class InterruptedStep:
         `announced`: the last round ended at an agreed step.
         """
         if model is not None and self._steps_at.get(model) == self._steps:
-            self._restore(model)
+            self._restore_buffers(model)
         if optimizer in self._begun:
-            self._undo(optimizer)
+            self._undo_optimizer(optimizer)
         parameters = [] if model is None else list(model.parameters())
         parameters += _parameters(optimizer)
         unused = optimizer in self._optimizers and self._steps == self._steps_at_checks[0]
@@ -100,7 +100,7 @@ class InterruptedStep:
         for one in parameters:
             one.grad = None
 
-    def _undo(self, optimizer: Any) -> None:
+    def _undo_optimizer(self, optimizer: Any) -> None:
         before = self._begun.pop(optimizer)
         if before is not None:
             values, state = before
@@ -113,7 +113,7 @@ class InterruptedStep:
                 f"stay changed; read the last checkpoint, or give `step` a closure: then such a step is undone"
             )
 
-    def _restore(self, model: Any) -> None:
+    def _restore_buffers(self, model: Any) -> None:
         copies = self._models.get(model, {})
         for name, buffer in list(model.named_buffers()):
             copy = copies.get(name)
@@ -125,18 +125,18 @@ class InterruptedStep:
                 owner, _, attribute = name.rpartition(".")
                 setattr(model.get_submodule(owner), attribute, copy.kept.clone())
 
-    def follow(self, model: Any, optimizer: Any) -> None:
+    def track(self, model: Any, optimizer: Any) -> None:
         """Track a model's buffers and an optimizer's steps from now on, and copy these buffers."""
         if model is not None:  # buffers of other models may still contain a part of the interrupted batch
             self._models.setdefault(model, {})
             self._copy_buffers(model)
         if optimizer is not None and optimizer not in self._optimizers:
             with contextlib.suppress(AttributeError):  # `optimizer` is no `torch.optim.Optimizer`
-                optimizer.register_step_pre_hook(self._begin)
-                optimizer.register_step_post_hook(self._end)
+                optimizer.register_step_pre_hook(self._on_step_begin)
+                optimizer.register_step_post_hook(self._on_step_end)
                 self._optimizers.add(optimizer)
 
-    def _begin(self, optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _on_step_begin(self, optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         # Any callable argument is a closure; the optimizer may be an argument, too, but is not callable.
         has_closure = any(map(callable, (*arguments, *named.values())))
         before = None
@@ -145,7 +145,7 @@ class InterruptedStep:
             before = values, {one: deepcopy(state) for one, state in optimizer.state.items()}
         self._begun[optimizer] = before
 
-    def _end(self, optimizer: Any, *_: Any) -> None:
+    def _on_step_end(self, optimizer: Any, *_: Any) -> None:
         self._begun.pop(optimizer, None)
         self._steps += 1
 
@@ -160,5 +160,5 @@ def _calls_closure_first(optimizer: Any) -> bool:
     return own and not isinstance(optimizer, torch.optim.LBFGS)
 
 
-def _version(buffer: torch.Tensor) -> int | None:
+def _buffer_version(buffer: torch.Tensor) -> int | None:
     return None if buffer.is_inference() else buffer._version

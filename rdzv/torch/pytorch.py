@@ -31,7 +31,7 @@ except ImportError as _error:
         f"or without a GPU first: pip install torch --index-url https://download.pytorch.org/whl/cpu"
     ) from _error
 
-from rdzv.loop.process_files import exception_in
+from rdzv.loop.process_files import exception_from_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -51,11 +51,11 @@ LAUNCHER: Final = "torch.distributed.run"  # the module of `torchrun`; `accelera
 _NO_CODE: Final = compile("", "", "exec")
 
 
-class _Never(BaseException):
+class _NeverRaised(BaseException):
     """Replaces an exception class that the installed PyTorch lacks; never raised."""
 
 
-SignalException: Final[Any] = getattr(multiprocessing, "SignalException", _Never)
+SignalException: Final[Any] = getattr(multiprocessing, "SignalException", _NeverRaised)
 
 QueueEmptyError: Final = getattr(dist, "QueueEmptyError", dist.DistStoreError)
 
@@ -120,20 +120,20 @@ def _release_groups(groups: list[Any]) -> None:
     groups.clear()
 
 
-def same_device(work: Callable[..., T]) -> Callable[..., T]:
+def on_same_device(work: Callable[..., T]) -> Callable[..., T]:
     """Wrap work so that another thread runs it on this thread's GPU, if any."""
     if not torch.cuda.is_initialized():
         return work
     device = torch.cuda.current_device()
 
-    def on_it(*arguments: Any) -> T:
+    def run_on_device(*arguments: Any) -> T:
         with torch.cuda.device(device):
             return work(*arguments)
 
-    return on_it
+    return run_on_device
 
 
-def count_groups_anew() -> None:
+def reset_group_count() -> None:
     """Reset the number of the next default group of this process.
 
     PyTorch numbers default groups since the last destroyed one, and the number is in all of the group's keys. A failed
@@ -143,7 +143,7 @@ def count_groups_anew() -> None:
         world_of_groups.group_count = 0
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+def _frames_above(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -154,7 +154,7 @@ def runs_under_torchrun() -> bool:
     return any(
         frame.f_code.co_name == "run"
         and getattr(frame.f_globals.get("__spec__"), "name", None) == LAUNCHER  # `__name__` may be `__main__`
-        for frame in _frames(sys._getframe())
+        for frame in _frames_above(sys._getframe())
     )
 
 
@@ -181,10 +181,10 @@ class Agent:
 
         return pids
 
-    def raised_by(self, local_rank: int) -> str:
+    def read_error_of(self, local_rank: int) -> str:
         """Return the content of a worker's error file."""
         files = getattr(getattr(self.itself, "_pcontext", None), "error_files", {})
-        return exception_in(files[local_rank]) if local_rank in files else ""
+        return exception_from_file(files[local_rank]) if local_rank in files else ""
 
     def keep_logs(self, round: int) -> None:
         """Rename a round's log folder if PyTorch is about to empty it; raise OSError on failure."""
@@ -204,9 +204,9 @@ class Agent:
         return {}
 
 
-def agent_above() -> Agent | None:
+def find_agent() -> Agent | None:
     """Return the agent on the call stack; None if there is none, or if its code is unknown."""
-    for frame in _frames(sys._getframe()):
+    for frame in _frames_above(sys._getframe()):
         if frame.f_code.co_name == "_invoke_run" and frame.f_globals.get("__name__") == _AGENT:
             agent, problem = frame.f_locals.get("self"), ""
             with contextlib.suppress(AttributeError, KeyError, ValueError):  # no workers have ended yet
@@ -218,7 +218,7 @@ def agent_above() -> Agent | None:
 
 def stops_workers(thread: int) -> bool:
     """Return True if an agent in this thread is about to stop its workers."""
-    frames = _frames(sys._current_frames().get(thread))
+    frames = _frames_above(sys._current_frames().get(thread))
     return any(one.f_code.co_name == "close" and one.f_globals.get("__name__") == _PROCESSES for one in frames)
 
 
@@ -251,7 +251,7 @@ class AgentEnd:
 
 def end_of_agent() -> AgentEnd:
     """Return the end of the agent that shuts its handler down; without an exception in flight, it has succeeded."""
-    error, agent, how = sys.exception(), agent_above(), ""
+    error, agent, how = sys.exception(), find_agent(), ""
     if isinstance(error, ChildFailedError):
         first = getattr(error, "get_first_failure", None)
         how = str(error).strip().splitlines()[0] if first is None else describe_failure(first()[1])
@@ -264,7 +264,7 @@ def end_of_agent() -> AgentEnd:
 
 def describe_failure(failure: Any) -> str:
     """Describe a worker's failure, PyTorch's `ProcessFailure`."""
-    return describe_worker_end(failure.local_rank, failure.exitcode, exception_in(failure.error_file))
+    return describe_worker_end(failure.local_rank, failure.exitcode, exception_from_file(failure.error_file))
 
 
 def describe_worker_end(local_rank: int, status: int, raised: str) -> str:
@@ -294,7 +294,7 @@ def patch_prefix_store(kind: type, prefix_of: Callable[[Any], str]) -> None:
 
 def _forwarding_method(original: Callable[..., Any], kind: type, prefix_of: Callable[[Any], str]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    def forward_call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         bottom = underlying_store(self)
         if not isinstance(bottom, kind):
             return original(self, *arguments, **keywords)
@@ -304,4 +304,4 @@ def _forwarding_method(original: Callable[..., Any], kind: type, prefix_of: Call
         key, *rest = arguments
         return below(prefix + key, *rest, **keywords)
 
-    return call
+    return forward_call

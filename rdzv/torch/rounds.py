@@ -26,10 +26,10 @@ from rdzv import RendezvousStateError
 from rdzv.config.config_errors import refuse, shown
 from rdzv.loop import WorkPhase, blocking
 from rdzv.loop import rounds as awaited
-from rdzv.loop.member import MemberOfRound, Options
+from rdzv.loop.member import LoopOptions, MemberOfRound
 from rdzv.torch.group import RoundGroup, refuse_existing_group
 from rdzv.torch.interrupted_step import InterruptedStep
-from rdzv.torch.pytorch import RELEASE, dist, reconfigure_handle, same_device
+from rdzv.torch.pytorch import RELEASE, dist, on_same_device, reconfigure_handle
 from rdzv.torch.state import synchronize
 from rdzv.torch.store import TorchStore
 
@@ -83,7 +83,7 @@ def rounds(
     unknown = [one for one in backend.split(",") if not dist.is_backend_available(one.rpartition(":")[2])]
     if unknown:
         refuse(f"backend={shown(backend)} is none that this PyTorch has; give for example gloo, nccl or cpu:gloo")
-    options = Options(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
+    options = LoopOptions(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
     return TorchRounds(url, overrides, backend=backend, timeout=timeout, options=options)
 
 
@@ -91,7 +91,7 @@ class TorchRounds:
     """A run's rounds, for one loop by `for` or `async for`; made by `rounds`."""
 
     def __init__(
-        self, url: str, overrides: dict[str, Any], *, backend: str, timeout: timedelta, options: Options
+        self, url: str, overrides: dict[str, Any], *, backend: str, timeout: timedelta, options: LoopOptions
     ) -> None:
         self._url = url
         self._overrides = overrides
@@ -109,7 +109,7 @@ class TorchRounds:
         if self._blocking is None:
             refuse_existing_group()
             make = functools.partial(TorchRound, **self._group)
-            self._blocking = _each(make, self._url, self._overrides, self._options)
+            self._blocking = _generate_rounds(make, self._url, self._overrides, self._options)
         return next(self._blocking)
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class TorchRounds:
         refuse_existing_group()
         handler = awaited.handler_of(self._url, self._overrides)
         make = functools.partial(AsyncTorchRound, **self._group)
-        self._awaited = awaited.rounds_made_by(make, handler, self._options)
+        self._awaited = awaited.iterate_rounds(make, handler, self._options)
         return self._awaited
 
     async def aclose(self) -> None:
@@ -132,20 +132,20 @@ class TorchRounds:
             await self._awaited.aclose()
 
 
-def _each(
-    make: Callable[..., TorchRound], url: str, overrides: dict[str, Any], options: Options
+def _generate_rounds(
+    make: Callable[..., TorchRound], url: str, overrides: dict[str, Any], options: LoopOptions
 ) -> Generator[TorchRound, None, None]:
     # No method of `TorchRounds`: a reference to that object would be a cycle, and keep a loop that was left by `break`.
     with rdzv.sync.connect(url, **overrides) as handler:
-        yield from blocking.rounds_made_by(make, handler, options)
+        yield from blocking.iterate_rounds(make, handler, options)
 
 
-class _GroupOfRound(MemberOfRound):
+class _RoundWithGroup(MemberOfRound):
     """The part that `TorchRound` and `AsyncTorchRound` share: the process group."""
 
     group: RoundGroup  # the default group
 
-    def _prepare(
+    def _set_up(
         self,
         shared: BlockingSharedStore,
         loop: RoundLoop[Any],
@@ -162,40 +162,40 @@ class _GroupOfRound(MemberOfRound):
         )
 
     @abstractmethod
-    async def _make(self) -> None:
+    async def _make_group(self) -> None:
         """Make the process group."""
 
     async def begin(self) -> bool:
         """Make the group; treat a failure as an error of the body. Return False if the failure ends the round."""
         self.monitor.start()
         try:
-            await self._make()
+            await self._make_group()
         except BaseException as error:
-            if not await self._conclude(error):
+            if not await self._handle_body_end(error):
                 raise
             return False
         return True
 
-    def _dispose(self) -> None:
+    def _close_group(self) -> None:
         self.group.close()
         self._torch_store.end(f"round {self.number} of run {self.run_id}")
 
-    def _synchronized(self, model: Any, optimizer: Any, extra: Any) -> Any:
+    def _synchronize(self, model: Any, optimizer: Any, extra: Any) -> Any:
         source = self.newest[0] if self.newest is not None else 0
         self._interrupted.undo_step(model, optimizer, announced=self._was_announced)
         extra = synchronize(source, rank=self.rank, lags=self.lags, model=model, optimizer=optimizer, extra=extra)
-        self._interrupted.follow(model, optimizer)
+        self._interrupted.track(model, optimizer)
         return extra
 
 
-class TorchRound(_GroupOfRound, blocking.Round):
+class TorchRound(_RoundWithGroup, blocking.Round):
     """One round of `rounds` for blocking code, with its process group."""
 
     def __init__(self, handler: Any, info: Any, loop: RoundLoop[Any], **of_group: Any) -> None:
         super().__init__(handler, info, loop)
-        self._prepare(self.store, loop, **of_group)
+        self._set_up(self.store, loop, **of_group)
 
-    async def _make(self) -> None:
+    async def _make_group(self) -> None:
         self.group.make()
 
     def _end_body(self, ending: Ending) -> None:
@@ -205,11 +205,11 @@ class TorchRound(_GroupOfRound, blocking.Round):
             self.group.abort()
 
     async def _release(self) -> None:
-        self._dispose()
+        self._close_group()
 
     def check(self, step: SupportsIndex) -> None:
         """Begin a step, or leave the round together with all other members; see `rdzv.sync.rounds`."""
-        self._interrupted.remember()
+        self._interrupted.remember_buffers()
         super().check(step)
 
     def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
@@ -238,10 +238,10 @@ class TorchRound(_GroupOfRound, blocking.Round):
             ValueError: This member's model has other tensors (the message names the first, with both shapes), and the
                 other members meet again without this one; or the model is sharded (`fully_shard`).
         """
-        return self._synchronized(model, optimizer, extra)
+        return self._synchronize(model, optimizer, extra)
 
 
-class AsyncTorchRound(_GroupOfRound, awaited.Round):
+class AsyncTorchRound(_RoundWithGroup, awaited.Round):
     """One round of `rounds` for awaiting code, with its process group.
 
     Attributes:
@@ -254,9 +254,9 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         self.blocking_store, self._client = handler.share()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rdzv round {self.number}")
         self._released = False
-        self._prepare(self.blocking_store, loop, **of_group)
+        self._set_up(self.blocking_store, loop, **of_group)
 
-    async def _make(self) -> None:
+    async def _make_group(self) -> None:
         await self.in_thread(self.group.make)
 
     def _end_body(self, ending: Ending) -> None:
@@ -275,13 +275,13 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         if not self._released:
             self._released = True
             with anyio.CancelScope(shield=True):
-                await self._loop.run_in_executor(self._thread, self._dispose)
+                await self._loop.run_in_executor(self._thread, self._close_group)
             self._thread.shutdown()  # the thread is idle
             self._client.close()
 
     async def check(self, step: SupportsIndex) -> None:
         """Begin a step, or leave the round together with all other members; see `rdzv.rounds`."""
-        self._interrupted.remember()
+        self._interrupted.remember_buffers()
         await super().check(step)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -291,7 +291,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         the model in the next round; the work's collectives are aborted, and its waits in the store end. If the
         work of a cancelled call succeeds, return its result, so that the caller counts the step.
         """
-        doing = self._loop.run_in_executor(self._thread, functools.partial(same_device(work), *arguments))
+        doing = self._loop.run_in_executor(self._thread, functools.partial(on_same_device(work), *arguments))
         try:
             return await asyncio.shield(doing)
         except asyncio.CancelledError:
@@ -311,7 +311,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
 
     async def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
         """Bring all members to the state with the most finished steps; see `TorchRound.sync_state`."""
-        return await self.in_thread(self._synchronized, model, optimizer, extra)
+        return await self.in_thread(self._synchronize, model, optimizer, extra)
 
 
 def rendezvous_reconfigure(round: blocking.Round | AsyncTorchRound, group: Any = None) -> tuple[int, list[str]]:

@@ -36,23 +36,23 @@ class _TensorPlace:
 def synchronize(source: int, *, rank: int, lags: bool, model: Any, optimizer: Any, extra: Any) -> Any:
     """Bring all members to the state of `source`; return its `extra`."""
     tensors: list[torch.Tensor] = []
-    own, own_rest = _parts(model)
+    own, own_rest = _tensors_and_rest(model)
     told: list[Any] = [None]
     if rank == source:
         rest = (own_rest, optimizer.state_dict() if optimizer is not None else None)
         told = [(_without_tensors(own, tensors), _without_tensors(rest, tensors), extra)]
     dist.broadcast_object_list(told, src=source)
     places, rest, extra = told[0]
-    _raise_if_any_differs(_difference(places, _without_tensors(own, [])))
+    _raise_if_any_differs(_find_difference(places, _without_tensors(own, [])))
     with torch.no_grad():
         later: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, place in places.items():
             target = own[name].detach()
             into = tensors[place.index] if rank == source else torch.empty_like(target) if lags else target
-            sent = _broadcast(into, source)
+            sent = _broadcast_tensor(into, source)
             if rank != source and sent.data_ptr() != target.data_ptr():
                 later.append((target, sent))
-        more, optimizer_state = _merge(rest, source, rank, tensors, {})
+        more, optimizer_state = _fill_in(rest, source, rank, tensors, {})
         for target, sent in later:
             target.copy_(sent)
     if rank != source and more:
@@ -62,7 +62,7 @@ def synchronize(source: int, *, rank: int, lags: bool, model: Any, optimizer: An
     return extra
 
 
-def _parts(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _tensors_and_rest(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     state = model.state_dict(keep_vars=True) if model is not None else {}
     rest = {
         name: value
@@ -88,23 +88,23 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     return value
 
 
-def _merge(value: Any, source: int, rank: int, tensors: list[torch.Tensor], received: dict[int, torch.Tensor]) -> Any:
+def _fill_in(value: Any, source: int, rank: int, tensors: list[torch.Tensor], received: dict[int, torch.Tensor]) -> Any:
     """Return the structure with a tensor for each `_TensorPlace`; all members walk the structure in the same order."""
     if isinstance(value, _TensorPlace):
         if value.sharded:
             raise ValueError(f"the optimizer's state {SHARDED}")
         if value.index not in received:
             whole = tensors[value.index] if rank == source else torch.empty(value.shape, dtype=value.dtype)
-            received[value.index] = _broadcast(whole, source)
+            received[value.index] = _broadcast_tensor(whole, source)
         return received[value.index]
     if isinstance(value, dict):
-        return {key: _merge(inner, source, rank, tensors, received) for key, inner in value.items()}
+        return {key: _fill_in(inner, source, rank, tensors, received) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_merge(inner, source, rank, tensors, received) for inner in value)
+        return type(value)(_fill_in(inner, source, rank, tensors, received) for inner in value)
     return value
 
 
-def _broadcast(tensor: torch.Tensor, source: int) -> torch.Tensor:
+def _broadcast_tensor(tensor: torch.Tensor, source: int) -> torch.Tensor:
     sent = tensor.contiguous()
     if dist.get_backend() == "nccl" and sent.device.type != "cuda":
         sent = sent.cuda()
@@ -112,7 +112,7 @@ def _broadcast(tensor: torch.Tensor, source: int) -> torch.Tensor:
     return sent
 
 
-def _difference(there: dict[str, _TensorPlace], here: dict[str, _TensorPlace]) -> str | None:
+def _find_difference(there: dict[str, _TensorPlace], here: dict[str, _TensorPlace]) -> str | None:
     for name in dict.fromkeys([*there, *here]):
         if name not in here or name not in there:
             return f"{name} is missing {'here' if name not in here else 'at the newest'}; {REMEDY}"

@@ -92,7 +92,7 @@ def _with_torch_errors(method: Callable[Concatenate[TorchStore, P], T]) -> Calla
     return call
 
 
-def _forwarded(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
+def _forward(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
     @_with_torch_errors
     @functools.wraps(method)
     def call(self: TorchStore, /, *arguments: P.args, **keywords: P.kwargs) -> T:
@@ -185,7 +185,7 @@ class TorchStore(dist.Store):
             self._last_timeout = timeout
         return self._shared
 
-    def _note_value(self, value: V) -> V:
+    def _pass_on_value(self, value: V) -> V:
         if self.overheard_by is not None:
             self.overheard_by(value)
         return value
@@ -199,28 +199,28 @@ class TorchStore(dist.Store):
             )
         return _unpickled, (origin, shared.prefix, shared.fence, shared.lease, self.timeout)
 
-    add = _forwarded(BlockingSharedStore.add)
-    append = _forwarded(BlockingSharedStore.append)
-    compare_set = _forwarded(BlockingSharedStore.compare_set)
-    delete_key = deleteKey = _forwarded(BlockingSharedStore.delete_key)  # noqa: N815  C++'s name
-    num_keys = getNumKeys = _forwarded(BlockingSharedStore.num_keys)  # noqa: N815  C++'s name
-    list_keys = _forwarded(BlockingSharedStore.list_keys)
-    queue_push = _forwarded(BlockingSharedStore.queue_push)
-    queue_pop = _forwarded(BlockingSharedStore.queue_pop)
-    queue_len = _forwarded(BlockingSharedStore.queue_len)
+    add = _forward(BlockingSharedStore.add)
+    append = _forward(BlockingSharedStore.append)
+    compare_set = _forward(BlockingSharedStore.compare_set)
+    delete_key = deleteKey = _forward(BlockingSharedStore.delete_key)  # noqa: N815  C++'s name
+    num_keys = getNumKeys = _forward(BlockingSharedStore.num_keys)  # noqa: N815  C++'s name
+    list_keys = _forward(BlockingSharedStore.list_keys)
+    queue_push = _forward(BlockingSharedStore.queue_push)
+    queue_pop = _forward(BlockingSharedStore.queue_pop)
+    queue_len = _forward(BlockingSharedStore.queue_len)
 
     @_with_torch_errors
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        self._note_value(value)
+        self._pass_on_value(value)
         self._shared_here().set(key, value)
 
     @_with_torch_errors
     def get(self, key: str) -> bytes:
         """Wait for a key and return its value."""
-        return self._note_value(self._shared_here().get(key))
+        return self._pass_on_value(self._shared_here().get(key))
 
-    def _in_parts(self, keys: Iterable[str], within: float) -> Iterator[tuple[BlockingSharedStore, list[str], float]]:
+    def _split_keys(self, keys: Iterable[str], within: float) -> Iterator[tuple[BlockingSharedStore, list[str], float]]:
         """Yield the keys in groups that fit in one request, each with the seconds left for all."""
         shared, keys, deadline = self._shared_here(), list(keys), time.monotonic() + within
         for first in range(0, max(len(keys), 1), shared.keys_max):
@@ -233,24 +233,24 @@ class TorchStore(dist.Store):
     @_with_torch_errors
     def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys exist."""
-        for shared, some, left in self._in_parts(keys, (timeout or self.timeout).total_seconds()):
+        for shared, some, left in self._split_keys(keys, (timeout or self.timeout).total_seconds()):
             shared.wait(some, left)
 
     @_with_torch_errors
     def multi_get(self, keys: Iterable[str]) -> list[bytes]:
         """Wait for all keys and return their values; at one revision, if they fit in one request."""
-        parts = self._in_parts(keys, self.timeout.total_seconds())
-        return [self._note_value(value) for shared, some, _ in parts for value in shared.multi_get(some)]
+        parts = self._split_keys(keys, self.timeout.total_seconds())
+        return [self._pass_on_value(value) for shared, some, _ in parts for value in shared.multi_get(some)]
 
     @_with_torch_errors
     def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
         """Write several values; at once, if they fit in one request."""
-        keys, values = list(keys), [self._note_value(value) for value in values]
+        keys, values = list(keys), [self._pass_on_value(value) for value in values]
         try:
             if len(keys) != len(values):
                 self._shared_here().multi_set(keys, values)  # this call raises the error
             rest = iter(values)
-            for shared, some, _ in self._in_parts(keys, self.timeout.total_seconds()):
+            for shared, some, _ in self._split_keys(keys, self.timeout.total_seconds()):
                 shared.multi_set(some, list(itertools.islice(rest, len(some))))
         except ValueError as error:
             raise dist.DistStoreError(str(error)) from error  # as TCPStore does for lists of different lengths
@@ -286,7 +286,7 @@ class TorchStore(dist.Store):
 
     def end(self, of_what: str) -> None:
         """Free the store, and let all calls raise that the round is over: a process makes a store per round."""
-        self._shared = cast("BlockingSharedStore", _OverStore(f"{of_what} is over, and so is the store of its members"))
+        self._shared = cast("BlockingSharedStore", _GoneStore(f"{of_what} is over, and so is the store of its members"))
 
     def close(self) -> None:
         """Disconnect this store and its clones. A round closes its own store."""
@@ -294,7 +294,7 @@ class TorchStore(dist.Store):
             self._shared.close()
 
 
-class _OverStore:
+class _GoneStore:
     def __init__(self, message: str) -> None:
         self._message = message
 

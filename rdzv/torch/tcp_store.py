@@ -50,7 +50,7 @@ class WorkersStore:
                     raise
                 time.sleep(TRY_AGAIN_AFTER)
         self.file: int = listening.fileno()
-        self._store: dist.TCPStore | None = _hosted(host, listening, timeout)
+        self._store: dist.TCPStore | None = _host_store(host, listening, timeout)
         _served.add(self)
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ def serve_workers(info: RendezvousInfo | AwaitedInfo, ports: str | None, taken: 
         return None
 
 
-def with_remedy(how: str) -> str:
+def add_port_remedy(how: str) -> str:
     """Add the remedy to a worker's failure if it found the port of a `WorkersStore` taken."""
     if PORT_TAKEN.search(how):
         remedy = "agent_store=0, or no --agent-store, leaves that port to the workers"
@@ -126,7 +126,7 @@ def open_tcp_store(info: RendezvousInfo, timeout: timedelta, *, port: int) -> di
             if error.errno != errno.EADDRINUSE:
                 raise
             listening = _listen(host, 0)  # any free port
-        store = _hosted(host, listening, timeout)
+        store = _host_store(host, listening, timeout)
         info.store.set(PORT, str(store.port))
         return store
     waiting = info.store.clone()
@@ -141,7 +141,7 @@ def open_tcp_store(info: RendezvousInfo, timeout: timedelta, *, port: int) -> di
     return dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
-def _hosted(host: str, listening: socket.socket, timeout: timedelta) -> dist.TCPStore:
+def _host_store(host: str, listening: socket.socket, timeout: timedelta) -> dist.TCPStore:
     return dist.TCPStore(
         host,
         listening.getsockname()[1],

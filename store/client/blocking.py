@@ -12,14 +12,14 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from store import interface
-from store.calls import time_limit
+from store.calls import checked_timeout
 from store.client.channel import Channel, ClientState
 from store.errors import ConnectionLost, StoreError, StoreTimeoutError, WaitEnded, WatchCompacted
 from store.interface import DEFAULT_TIMEOUT
 from store.limits import Limits
 from store.messages import Event, Grant, KeepAlive, Pong, Request, Response, Revoke, Transact, waits
 from store.net.racing import Addresses
-from store.net.sockets import raised_by_handler
+from store.net.sockets import raised_by_signal
 from store.protocol.wire import Events, Lagged, Reply
 from store.watch_cursor import WatchCursor
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Self
 
-    from store.calls import DisconnectReports
+    from store.calls import DisconnectNotifier
     from store.net.address import Address
     from store.protocol.connection import Secret
 
@@ -71,7 +71,7 @@ class Client(interface.BlockingStore):
             renew=renew,
             rng=rng or random.Random(),
         )
-        self.cuts: DisconnectReports | None = self.shared.cuts
+        self.cuts: DisconnectNotifier | None = self.shared.cuts
         self._free: list[Channel] = []  # each access is atomic
         self._waiting: set[Channel] = set()  # each access is atomic
 
@@ -84,14 +84,14 @@ class Client(interface.BlockingStore):
         """See `Calls.call`."""
         shared, parks = self.shared, waits(request)
         shared.check_usable()
-        timeout = time_limit(timeout, None if parks else self.timeout)
-        channel = self._free_channel()
+        timeout = checked_timeout(timeout, None if parks else self.timeout)
+        channel = self._acquire_channel()
         if parks:
             self._waiting.add(channel)
         try:
             # Check again, now that the channel is registered: `interrupt` and `end_waits` may have missed it before.
             if shared.failed is not None or shared.waits_ended:
-                shared.check(request)
+                shared.check_request(request)
             answer = channel.call(request, timeout)[0]
             if type(request) in LEASED:
                 self._note_lease(request, answer, channel)
@@ -102,7 +102,7 @@ class Client(interface.BlockingStore):
             channel.idle_since = time.monotonic()
             self._free.append(channel)
             if shared.failed is not None:
-                self._close_free()
+                self._close_all_idle()
             elif len(self._free) > 1:
                 self._close_idle_channels(channel.idle_since)
 
@@ -113,7 +113,7 @@ class Client(interface.BlockingStore):
     def close(self) -> None:
         """Close the client; calls under way in other threads raise `ConnectionLost`."""
         self.interrupt(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
-        self._close_free()
+        self._close_all_idle()
 
     def __copy__(self) -> Client:
         # A forked child copies the client, as it cannot use the parent's connections.
@@ -135,7 +135,7 @@ class Client(interface.BlockingStore):
         for channel in tuple(self._waiting):
             channel.interrupt()  # if its wait was just answered, the channel reconnects at its next call
 
-    def _free_channel(self) -> Channel:
+    def _acquire_channel(self) -> Channel:
         try:
             return self._free.pop()
         except IndexError:
@@ -173,10 +173,10 @@ class Client(interface.BlockingStore):
                 self._free.remove(channel)
             except (IndexError, ValueError):
                 return
-            self.shared.drop(channel)
+            self.shared.discard_channel(channel)
 
     def _move_leases(self, channel: Channel) -> bool:
-        other = self._free_channel()
+        other = self._acquire_channel()
         try:
             leases = dict(channel.leases)
             if other is channel or not other.renew_leases(leases, PASSED_ON_WITHIN):
@@ -185,7 +185,7 @@ class Client(interface.BlockingStore):
             for lease in leases:
                 channel.leases.pop(lease, None)
         except BaseException as error:
-            if isinstance(error, StoreError) and not raised_by_handler(error):
+            if isinstance(error, StoreError) and not raised_by_signal(error):
                 return False
             other.reset()
             raise
@@ -193,7 +193,7 @@ class Client(interface.BlockingStore):
             self._free.append(other)
         return not channel.leases
 
-    def _close_free(self) -> None:
+    def _close_all_idle(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
                 self._free.pop().close(farewell=True)
@@ -217,13 +217,13 @@ class Watch(interface.BlockingWatch):
         try:
             self._open()
         except BaseException:
-            self._shared.drop(self._channel)
+            self._shared.discard_channel(self._channel)
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self._channel.ended = True
-        self._shared.drop(self._channel)
+        self._shared.discard_channel(self._channel)
 
     def close(self) -> None:
         """End the watch and its iteration; any thread may call this."""
@@ -237,20 +237,20 @@ class Watch(interface.BlockingWatch):
         # Mark a yielded batch by an assignment, in which no signal's handler can raise; move the cursor afterwards.
         while not self._channel.ended:
             if self._given:
-                self._cursor.delivered(self._batch)
+                self._cursor.note_delivered(self._batch)
                 self._batch, self._given = (), False
             if not self._batch:
-                self._take_batch()
+                self._read_batch()
             else:
                 batch = list(self._batch)
                 self._given = True
                 yield batch
 
-    def _take_batch(self) -> None:
+    def _read_batch(self) -> None:
         channel = self._channel
         try:
             if channel.pushed:
-                self._take(channel.pushed.popleft())
+                self._handle_pushed(channel.pushed.popleft())
             elif channel.sock is None:
                 self._reopen()
             else:
@@ -262,12 +262,12 @@ class Watch(interface.BlockingWatch):
                         if isinstance(item.response, Pong):
                             channel.pushed.append(item.response)
         except BaseException as error:
-            if not isinstance(error, OSError) or raised_by_handler(error):
+            if not isinstance(error, OSError) or raised_by_signal(error):
                 channel.reset()
                 raise
-            channel.disconnected(error)
+            channel.note_disconnect(error)
 
-    def _take(self, pushed: Events | Lagged | Pong) -> None:
+    def _handle_pushed(self, pushed: Events | Lagged | Pong) -> None:
         if isinstance(pushed, Pong):
             # Before a pong, the server sends every event up to the pong's revision.
             self._cursor.note_progress(pushed.revision)
@@ -284,14 +284,14 @@ class Watch(interface.BlockingWatch):
             try:
                 self._open()
             except WatchCompacted:
-                if not self._cursor.compacted():
+                if not self._cursor.note_compacted():
                     raise
             except WaitEnded:
                 return
             except ConnectionLost:
                 self._shared.check_usable()
             except StoreTimeoutError as error:
-                if raised_by_handler(error):
+                if raised_by_signal(error):
                     raise
                 self._channel.close()  # the server may still open the watch on this connection
             else:
@@ -300,7 +300,7 @@ class Watch(interface.BlockingWatch):
                 return
 
     def _open(self) -> None:
-        request, reset = self._cursor.opening()
+        request, reset = self._cursor.opening_request()
         self._reset = reset or self._reset  # keep an earlier `reset` until it is yielded: the call below may fail
         watching, self._id = self._channel.call(request, self._client.timeout)
-        self._cursor.opened(watching.revision)
+        self._cursor.note_opened(watching.revision)

@@ -22,17 +22,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from store.calls import DisconnectReports
-from store.client.connection_health import Action, ConnectionHealth, ConnectionState
+from store.calls import DisconnectNotifier
+from store.client.connection_health import ConnectionHealth, ConnectionState, HealthAction
 from store.client.timeouts import FAREWELL_WITHIN, HEARTBEAT, LASTED, SILENCE, Timeouts
-from store.errors import ProtocolError, StoreError, WaitEnded, unsent
+from store.errors import ProtocolError, StoreError, WaitEnded, unsent_copy
 from store.messages import Cancel, Failed, KeepAlive, Ping, Pong, Request, Response, waits
 from store.net import dialing
-from store.net.absence import Outages
+from store.net.absence import OutageLog
 from store.net.callers import check_blocking_caller
-from store.net.process import check_made_here, process_identity
+from store.net.process import check_not_forked, process_identity
 from store.net.racing import Addresses, connect_blocking
-from store.net.sockets import close_in_children, prepare, raised_by_handler, unacknowledged
+from store.net.sockets import close_in_children, raised_by_signal, set_tcp_options, unacknowledged
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
@@ -53,7 +53,7 @@ LEAST = 0.001  # seconds; the shortest timeout of a socket: 0 would make it non-
 R = TypeVar("R", bound=Response)
 
 
-class _Expired(Exception):
+class _TimedOut(Exception):
     """The caller's timeout is over; other modules never see this error."""
 
 
@@ -72,22 +72,22 @@ class ClientState:
     waits_ended: bool = False
     channels: list[Channel] = field(default_factory=list)
     problem: str = dialing.NEVER_ANSWERED  # the last problem of any channel's connection
-    outages: Outages = field(init=False)
-    cuts: DisconnectReports = field(init=False)
+    outages: OutageLog = field(init=False)
+    cuts: DisconnectNotifier = field(init=False)
     _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # sockets whose end was reported
     _seen_revision: int = 0  # the latest revision that a closed channel has seen
     _dropping: threading.Lock = field(default_factory=threading.Lock)
     _made_in: bytes = field(default_factory=process_identity)
 
     def __post_init__(self) -> None:
-        self.outages = Outages(self.name, lambda: self.problem + self.addresses.in_brackets(), log)
-        self.cuts = DisconnectReports(time.monotonic, self._check_connections)
+        self.outages = OutageLog(self.name, lambda: self.problem + self.addresses.in_parentheses(), log)
+        self.cuts = DisconnectNotifier(time.monotonic, self._report_lost_connections)
 
     def seen_revision(self) -> int:
         """Return the latest revision seen on any channel."""
         return max([self._seen_revision, *[channel.connection.seen_revision for channel in list(self.channels)]])
 
-    def drop(self, channel: Channel) -> None:
+    def discard_channel(self, channel: Channel) -> None:
         """Close a channel that is no longer needed."""
         channel.close(farewell=True)
         with self._dropping:  # without the lock, a thread could overwrite a newer revision
@@ -95,10 +95,10 @@ class ClientState:
             with contextlib.suppress(ValueError):
                 self.channels.remove(channel)
 
-    def _check_connections(self) -> None:
+    def _report_lost_connections(self) -> None:
         for channel in tuple(self.channels):
             sock = channel.sock
-            if sock is not None and sock not in self._closed and _is_closed(sock):
+            if sock is not None and sock not in self._closed and _is_closed_by_peer(sock):
                 self._closed.add(sock)
                 self.cuts.note_end()
 
@@ -110,18 +110,18 @@ class ClientState:
 
     def check_usable(self) -> None:
         """Raise an error if the client has failed, or was made before a `fork()`."""
-        check_made_here(self._made_in, self.name)
+        check_not_forked(self._made_in, self.name)
         if self.failed is not None:
-            raise unsent(self.failed)
+            raise unsent_copy(self.failed)
 
-    def check(self, request: Request[Any]) -> None:
+    def check_request(self, request: Request[Any]) -> None:
         """Raise an error if the client is unusable, or if `request` is a wait, and waits were ended."""
         self.check_usable()
         if self.waits_ended and waits(request):
             raise WaitEnded("waits were ended here")
 
 
-def _is_closed(sock: socket.socket) -> bool:
+def _is_closed_by_peer(sock: socket.socket) -> bool:
     looking = select.poll()
     with contextlib.suppress(ValueError):  # another thread has closed the socket
         looking.register(sock, getattr(select, "POLLRDHUP", 0))
@@ -150,15 +150,15 @@ class Channel:
     def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
         """Make a request, reconnecting if necessary; return the answer and the request's id."""
         try:
-            return self._ask(request, timeout)
+            return self._call_with_retries(request, timeout)
         except BaseException as error:
-            if not isinstance(error, StoreError) or raised_by_handler(error):
+            if not isinstance(error, StoreError) or raised_by_signal(error):
                 self.reset()
             raise
 
-    def _ask(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
+    def _call_with_retries(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        item = self.connection.ask(request, None)
+        item = self.connection.register_request(request, None)
         try:
             while True:
                 try:
@@ -166,39 +166,39 @@ class Channel:
                         self._connect(item, deadline)
                     self._send(self.connection.encode(item), deadline)
                     if self._previous is not None:
-                        self._renew_kept(self.leases)
+                        self._send_keep_alives(self.leases)
                         self._close_previous()
-                    answer: R = self._answer_to(item, deadline)
+                    answer: R = self._wait_for_answer(item, deadline)
                     self._timeouts.note_answer()
                     return answer, item.request_id
                 except OSError as error:
-                    self.disconnected(error)
+                    self.note_disconnect(error)
                     self._shared.outages.note_failure(time.monotonic())
-                    self._check(request)
-        except _Expired:
+                    self._check_not_ended(request)
+        except _TimedOut:
             late = item.timeout_error(cast("float", timeout), self._shared.name, self._current_problem())
-            self._abandon(item)
+            self._abandon_request(item)
             raise late from None
         except StoreError as error:
-            if raised_by_handler(error):
+            if raised_by_signal(error):
                 raise
-            self.connection.abandon(item)
-            raise item.with_doubt(error) from None
+            self.connection.abandon_request(item)
+            raise item.error_for_request(error) from None
 
-    def _check(self, request: Request[Any]) -> None:
+    def _check_not_ended(self, request: Request[Any]) -> None:
         if self.ended:
             raise WaitEnded("it was ended here")
-        self._shared.check(request)
+        self._shared.check_request(request)
 
     def _connect(self, item: InFlight, deadline: float) -> None:
-        check = partial(self._check, item.request)
-        self._pause(deadline)
+        check = partial(self._check_not_ended, item.request)
+        self._pause_before_retry(deadline)
         check()
         try:
             self._open_socket(deadline, check)
             self._shake_hands(deadline)
         except BaseException as error:
-            self._drop()
+            self._close_socket()
             if not isinstance(error, TimeoutError):  # the next pause grows, but not after a timeout (a slow server)
                 self._attempt += 1
             raise
@@ -211,16 +211,16 @@ class Channel:
         for grant in self.connection.abandoned_grants:
             self._send(self.connection.encode(grant), deadline)
 
-    def _pause(self, deadline: float) -> None:
+    def _pause_before_retry(self, deadline: float) -> None:
         now = time.monotonic()
         if now >= deadline:
-            raise _Expired
+            raise _TimedOut
         # Pause also if the last connection ended early: a server may close each one soon after its welcome.
         if self._attempt or now - self._welcomed_at < LASTED:
             pause = self._timeouts.retry_pause(max(self._attempt - 1, 0), away=self._shared.outages.outage_seconds(now))
             if now + pause >= deadline:
                 time.sleep(deadline - now)
-                raise _Expired
+                raise _TimedOut
             time.sleep(pause)
 
     def _open_socket(self, deadline: float, check: Callable[[], None]) -> None:
@@ -233,18 +233,18 @@ class Channel:
         try:
             sock = connect_blocking(addresses, min(began + self._timeouts.connect_timeout(), deadline), check)
         except OSError as error:
-            if raised_by_handler(error):
+            if raised_by_signal(error):
                 raise
-            self._shared.cuts.note_attempt(error)
+            self._shared.cuts.note_connect_attempt(error)
             if not isinstance(error, TimeoutError) or time.monotonic() < deadline:
                 raise
             if self._problem == dialing.NEVER_ANSWERED:
                 self._problem = dialing.describe(TimeoutError())
-            raise _Expired from None
-        self._shared.cuts.note_attempt(None)
-        self._timeouts.note_connected(time.monotonic() - began)
+            raise _TimedOut from None
+        self._shared.cuts.note_connect_attempt(None)
+        self._timeouts.note_connect_time(time.monotonic() - began)
         try:
-            prepare(sock)
+            set_tcp_options(sock)
             if self._shared.tls is not None:
                 sock = self._shared.tls.wrap_socket(sock, server_hostname=addresses.host, do_handshake_on_connect=False)
             self._set_timeout(sock, LOOK)
@@ -258,11 +258,11 @@ class Channel:
         secure, met = self._shared.tls is not None, self._shared.store_id is not None
         self.connection.store_id = self._shared.store_id
         self.connection.seen_revision = self._shared.seen_revision()
-        self.connection.connected(nonce=secrets.token_bytes(16))
+        self.connection.start_connection(nonce=secrets.token_bytes(16))
         greeted_by = time.monotonic() + self._timeouts.first_bytes_timeout()
         try:
             while self.connection.welcomed is None:
-                until = deadline if self.connection.met else min(greeted_by, deadline)
+                until = deadline if self.connection.has_received else min(greeted_by, deadline)
                 for item in self.receive(until):
                     if isinstance(item, bytes):
                         self._send(item)
@@ -271,35 +271,35 @@ class Channel:
                 raise
             raise self._shared.fail(dialing.untrusted_error(self._shared.name, error)) from None
         except ConnectionResetError as error:
-            if error.errno == errno.ECONNRESET and not (self.connection.met or raised_by_handler(error)):
+            if error.errno == errno.ECONNRESET and not (self.connection.has_received or raised_by_signal(error)):
                 raise dialing.silent_close_error(secure=secure, met=met) from None
             raise
-        except _Expired:
-            if not self.connection.met and not met:
+        except _TimedOut:
+            if not self.connection.has_received and not met:
                 self._problem = dialing.SAYS_NOTHING[secure]
             if time.monotonic() >= deadline:
                 raise
-            self._timeouts.note_replaced()
+            self._timeouts.note_connection_replaced()
             raise TimeoutError from None
         self._shared.store_id = self.connection.store_id
 
-    def _answer_to(self, item: InFlight, deadline: float) -> Any:
+    def _wait_for_answer(self, item: InFlight, deadline: float) -> Any:
         answer: Response | None = None
         while answer is None:
             data = self._read(deadline)
             try:
-                answer = self.connection.only_answer(data, item)
+                answer = self.connection.single_answer(data, item)
             except ProtocolError as error:
-                raise self._refusal(error) from None
+                raise self._error_to_raise(error) from None
             if answer is not None:
                 break
-            for received in self._received(data):
+            for received in self._decode_received(data):
                 if isinstance(received, Reply):
                     answered = self.connection.take_request(received.request_id)
                     if answered is item:
                         answer = received.response
                     elif answered is not None and (revoke := answered.undo_request(received.response)) is not None:
-                        self._notify(revoke)
+                        self._send_and_forget(revoke)
                 elif isinstance(received, (Events, Lagged)):
                     self.pushed.append(received)
                 elif isinstance(received, Bye):
@@ -309,18 +309,18 @@ class Channel:
         return answer
 
     def receive(self, deadline: float = math.inf) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
-        """Read once, and yield the messages; `OSError` if the connection is lost, `_Expired` after the deadline."""
-        yield from self._received(self._read(deadline))
+        """Read once, and yield the messages; `OSError` if the connection is lost, `_TimedOut` after the deadline."""
+        yield from self._decode_received(self._read(deadline))
 
-    def _received(self, data: bytes) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
+    def _decode_received(self, data: bytes) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
         try:
             yield from self.connection.receive(data)
         except StoreError as error:
-            raise self._refusal(error) from None
+            raise self._error_to_raise(error) from None
 
-    def _refusal(self, error: StoreError) -> BaseException:
+    def _error_to_raise(self, error: StoreError) -> BaseException:
         for each in (error, error.__cause__):  # if a signal's handler raised, its error is the decoder error's cause
-            if each is not None and raised_by_handler(each):
+            if each is not None and raised_by_signal(each):
                 return each
         if self.connection.may_retry(error):
             return dialing.RefusedByStore(str(error))
@@ -332,15 +332,15 @@ class Channel:
         health: ConnectionHealth | None = None  # measures silence; not made if the answer comes soon
         while True:
             if now >= deadline:
-                raise _Expired
+                raise _TimedOut
             self._set_timeout(self.sock, deadline - now)
             try:
                 data = self.sock.recv(RECEIVE_BYTES)
             except TimeoutError as error:
-                if raised_by_handler(error):
+                if raised_by_signal(error):
                     raise
                 if health is None:
-                    health = self._health(now)
+                    health = self._new_health_check(now)
                 now = time.monotonic()
                 if now < deadline:
                     self._check_connection(self.sock, health, now)
@@ -349,10 +349,10 @@ class Channel:
                 if not data:
                     raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
                 if health is not None:
-                    health.heard(time.monotonic(), expecting=False)
+                    health.note_received(time.monotonic(), expecting=False)
                 return data
 
-    def _health(self, since: float) -> ConnectionHealth:
+    def _new_health_check(self, since: float) -> ConnectionHealth:
         health = ConnectionHealth(self._timeouts, since)
         in_flight = self.connection.in_flight.values()
         if self.connection.welcomed is None or any(not waits(item.request) for item in in_flight):
@@ -362,20 +362,20 @@ class Channel:
     def _check_connection(self, sock: socket.socket, health: ConnectionHealth, now: float) -> None:
         line = ConnectionState(*unacknowledged(sock), welcomed=self.connection.welcomed is not None)
         say, _ = health.check(now, line)
-        if say is Action.PING:
+        if say is HealthAction.PING:
             health.expect_answer(now)
             if not line.unsent_bytes:  # unacknowledged bytes are a ping themselves: the peer's system must answer
-                self._notify(Ping())
-        elif say is Action.SEEK:
+                self._send_and_forget(Ping())
+        elif say is HealthAction.SEEK:
             if line.welcomed:
                 self._previous, self.sock = sock, None
-            self._timeouts.note_replaced()
+            self._timeouts.note_connection_replaced()
             raise TimeoutError
-        elif say is Action.HANG_UP:
+        elif say is HealthAction.HANG_UP:
             raise TimeoutError
 
     def _send(self, frame: bytes, deadline: float = math.inf) -> None:
-        """Send a frame; `TimeoutError` if the server stops reading. Disconnect and raise `_Expired` at the deadline."""
+        """Send a frame; `TimeoutError` if the server stops reading. Disconnect at the deadline: `_TimedOut`."""
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
         # Without TLS, use `os.write`, which does not wait: `socket.send` would poll first.
@@ -388,12 +388,12 @@ class Channel:
                     return
                 rest, stuck = rest[sent:], 0.0
             except (BlockingIOError, TimeoutError) as error:
-                if raised_by_handler(error):
+                if raised_by_signal(error):
                     raise
                 stuck += within if isinstance(error, TimeoutError) else 0.0
             if time.monotonic() >= deadline:
-                self.disconnected(TimeoutError())
-                raise _Expired
+                self.note_disconnect(TimeoutError())
+                raise _TimedOut
             if stuck >= HEARTBEAT:
                 raise TimeoutError
             send = self.sock.send
@@ -404,10 +404,10 @@ class Channel:
             sock.settimeout(within)
         return within
 
-    def _notify(self, request: Request[Response]) -> None:
-        item = self.connection.ask(request, None)
+    def _send_and_forget(self, request: Request[Response]) -> None:
+        item = self.connection.register_request(request, None)
         frame = self.connection.encode(item)
-        self.connection.abandon(item)
+        self.connection.abandon_request(item)
         self._send(frame)
 
     def renew_leases(self, leases: Iterable[int], within: float) -> bool:
@@ -415,59 +415,59 @@ class Channel:
         self.call(Ping(), within)
         connection = self._welcomed_at
         try:
-            self._renew_kept(leases)
+            self._send_keep_alives(leases)
         except OSError as error:
-            self.disconnected(error)
+            self.note_disconnect(error)
         self.call(Ping(), within)  # the pong confirms the renewals: requests are answered in order
         return connection == self._welcomed_at
 
-    def _renew_kept(self, leases: Iterable[int]) -> None:
+    def _send_keep_alives(self, leases: Iterable[int]) -> None:
         for lease in tuple(leases):
-            self._notify(KeepAlive(lease=lease))
+            self._send_and_forget(KeepAlive(lease=lease))
 
     def _current_problem(self) -> str | None:
         if self.sock is not None and self.connection.welcomed is not None:
             return None
         lost = "the connection is lost, " if self.connection.store_id is not None else ""
-        return f"{lost}{self._problem}{self._shared.addresses.in_brackets()}"
+        return f"{lost}{self._problem}{self._shared.addresses.in_parentheses()}"
 
-    def _abandon(self, item: InFlight) -> None:
-        self.connection.abandon(item)
+    def _abandon_request(self, item: InFlight) -> None:
+        self.connection.abandon_request(item)
         if waits(item.request) and item.sent and self.connection.welcomed is not None:
             try:
-                self._notify(Cancel(target=item.request_id))
+                self._send_and_forget(Cancel(target=item.request_id))
             except OSError as error:
-                self.disconnected(error)
+                self.note_disconnect(error)
 
-    def disconnected(self, error: OSError) -> None:
+    def note_disconnect(self, error: OSError) -> None:
         """Note a lost connection; raise `error` if it came from a signal's handler."""
-        if raised_by_handler(error):
+        if raised_by_signal(error):
             raise error
         self._problem = self._shared.problem = dialing.describe(error)
         if self.connection.welcomed is not None:
             self._shared.cuts.note_end()
-        self._drop()
+        self._close_socket()
 
     def reset(self) -> None:
         """Abandon the connection after a signal's handler interrupted a call, whose progress is unknown."""
         for item in tuple(self.connection.in_flight.values()):
-            self.connection.abandon(item)
+            self.connection.abandon_request(item)
         if not self.leases:
             self.close()
         elif self.sock is not None:  # keep the socket open until another connection has renewed the leases
             self._close_previous()
             self._previous, self.sock = self.sock, None
-            self._drop()
+            self._close_socket()
 
     def close(self, *, farewell: bool = False) -> None:
         """Close the socket; the next call opens another one."""
         if farewell and self.sock is not None and self.connection.abandoned_grants:
             with contextlib.suppress(StoreError):
                 self.call(Ping(), FAREWELL_WITHIN)  # late answers to grants arrive first; their leases are revoked
-        self._drop(farewell=farewell)
+        self._close_socket(farewell=farewell)
         self._close_previous()
 
-    def _drop(self, *, farewell: bool = False) -> None:
+    def _close_socket(self, *, farewell: bool = False) -> None:
         sock, self.sock = self.sock, None
         if sock is not None:
             if farewell:
@@ -475,7 +475,7 @@ class Channel:
                     sock.sendall(wire.encode_bye("done"))
             sock.close()
         self.pushed.clear()
-        self.connection.disconnected()
+        self.connection.end_connection()
 
     def _close_previous(self) -> None:
         previous, self._previous = self._previous, None

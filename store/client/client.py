@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from store import interface, messages
-from store.calls import time_limit
+from store.calls import checked_timeout
 from store.client.reconnecting import Reconnecting
 from store.client.timeouts import FAREWELL_WITHIN
 from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WatchCompacted
 from store.interface import DEFAULT_TIMEOUT
-from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
+from store.messages import Cancel, Event, Ping, Pong, Request, Response, WatchOpened, key_bytes, waits
 from store.net.process import process_identity
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
@@ -74,7 +74,7 @@ class Watch(interface.Watch):
         opening, self._opening = self._opening, None
         if opening is not None:
             await cancel_and_wait(opening)
-        self._release(at_server=True)
+        self._mark_closed(at_server=True)
 
     async def batches(self) -> AsyncIterator[list[Event]]:
         """See `interface.Watch.batches`."""
@@ -93,22 +93,22 @@ class Watch(interface.Watch):
             self._news.clear()
             await self._news.wait()
 
-    def opened(self, revision: int) -> None:
+    def note_opened(self, revision: int) -> None:
         """Note that the server has opened the watch."""
-        self._cursor.opened(revision)
+        self._cursor.note_opened(revision)
 
     def deliver(self, events: tuple[Event, ...]) -> None:
         """Buffer events. If the reader is too far behind, close the watch at the server."""
-        self._cursor.delivered(events)
-        self._push(list(events))
-        if self._held_bytes > WATCH_BUFFER_BYTES and self._cursor.resumable:
+        self._cursor.note_delivered(events)
+        self._buffer_events(list(events))
+        if self._held_bytes > WATCH_BUFFER_BYTES and self._cursor.is_resumable:
             self._overrun = True
-            self._release(at_server=True)
+            self._mark_closed(at_server=True)
 
-    def lagged(self, revision: int) -> None:
+    def reopen_after_lag(self, revision: int) -> None:
         """Reopen the watch: the server closed it because this client reads too slowly."""
         self._cursor.note_progress(revision)
-        self._release()
+        self._mark_closed()
         self.resume()
 
     def note_progress(self, revision: int) -> None:
@@ -116,10 +116,10 @@ class Watch(interface.Watch):
         if self._is_open:
             self._cursor.note_progress(revision)
 
-    def interrupted(self) -> None:
+    def note_disconnect(self) -> None:
         """Note that the connection is lost. If the watch was not open yet, its request is sent again later."""
         if self._is_open:
-            self._release()
+            self._mark_closed()
 
     def resume(self) -> None:
         """Reopen the watch if it is not open."""
@@ -132,7 +132,7 @@ class Watch(interface.Watch):
             self._ended = error
         self._news.set()
 
-    def _push(self, events: list[Event]) -> None:
+    def _buffer_events(self, events: list[Event]) -> None:
         size = sum([EVENT_BYTES + key_bytes(event.key) + len(event.value) for event in events])
         self._batches.append((events, size))
         self._held_bytes += size
@@ -142,7 +142,7 @@ class Watch(interface.Watch):
         try:
             await self._open(None)
         except WatchCompacted as error:
-            if self._cursor.compacted():
+            if self._cursor.note_compacted():
                 self.resume()
             else:
                 self.end(error)
@@ -154,31 +154,31 @@ class Watch(interface.Watch):
             self.end(ConnectionLost(f"a watch at {self._client.name} has failed: {error!r}", maybe_applied=False))
 
     async def _open(self, timeout: float | None) -> None:
-        request, reset = self._cursor.opening()
+        request, reset = self._cursor.opening_request()
         if reset is not None:
-            self._push([reset])
-        item, answer = self._client.ask(request, timeout)
+            self._buffer_events([reset])
+        item, answer = self._client.start_request(request, timeout)
         self._id = item.request_id
         self._client.watches[self._id] = self
         try:
             await answer
         except asyncio.CancelledError:
-            self._client.abandon(item)
-            self._release()
+            self._client.abandon_request(item)
+            self._mark_closed()
             raise
         except StoreError:
-            self._release()
+            self._mark_closed()
             raise
 
     @property
     def _is_open(self) -> bool:
         return self._id is not None and not self._client.is_pending(self._id)
 
-    def _release(self, *, at_server: bool = False) -> None:
+    def _mark_closed(self, *, at_server: bool = False) -> None:
         """Note that the watch is closed; with `at_server`, close it at the server, too."""
         if self._id is not None:
             if at_server and self._client.connected:
-                self._client.notify(Cancel(target=self._id))
+                self._client.send_and_forget(Cancel(target=self._id))
             self._client.watches.pop(self._id, None)
             self._id = None
 
@@ -215,9 +215,9 @@ class Client(Reconnecting):
         self._large: dict[int, int] = {}  # by id of each request above `LARGE`: the bytes sent up to its end
 
     async def __aenter__(self) -> Self:
-        self._begin()
+        self._start_connecting()
         try:
-            await self._first_welcome(self._connect_timeout, self._ended_by)
+            await self._wait_for_first_welcome(self._connect_timeout, self._ended_by)
         except BaseException:
             await self.aclose()
             raise
@@ -234,7 +234,7 @@ class Client(Reconnecting):
             self._flush()
             self._link.write(wire.encode_bye("done"))
         self.fail(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
-        await self._stop()
+        await self._stop_connecting()
 
     def fail(self, error: StoreError) -> None:
         """See `Store.fail`; the first error counts."""
@@ -245,14 +245,14 @@ class Client(Reconnecting):
         self._eased.set()
         for item in list(self._connection.in_flight.values()):
             self._connection.take_request(item.request_id)
-            item.settle(item.with_doubt(error))
+            item.settle(item.error_for_request(error))
         for watch in self.watching:
             watch.end(error)
         if self._link is not None and self._link.transport is not None:
             self._link.transport.close()
-        self.notify_connection(False)
+        self.notify_connection_change(False)
 
-    def received(self, link: Connection, data: bytes) -> None:
+    def handle_bytes(self, link: Connection, data: bytes) -> None:
         """Decode bytes received on a connection, and handle the messages."""
         if link is not self._link:
             return
@@ -260,26 +260,26 @@ class Client(Reconnecting):
             for item in self._connection.receive(data):
                 match item:
                     case Reply(request_id=request_id, response=response):
-                        self._replied(request_id, response)
+                        self._handle_reply(request_id, response)
                     case Events(request_id=watch_id, events=events) if watch_id in self.watches:
                         self.watches[watch_id].deliver(events)
                     case Lagged(request_id=watch_id, revision=revision) if watch_id in self.watches:
-                        self.watches[watch_id].lagged(revision)
+                        self.watches[watch_id].reopen_after_lag(revision)
                     case Welcome():
-                        self._welcomed(item)
+                        self._handle_welcome(item)
                     case Bye(reason=reason):
                         link.farewell = reason
                     case bytes():  # our hello
                         link.write(item)
         except StoreError as error:
             if self._connection.may_retry(error):
-                link.leave(str(error))
+                link.close_when_sent(str(error))
             else:
                 self.fail(error)
-        link.heard(expecting=not self.connected or len(self._connection.in_flight) > len(self._parked))
-        link.end_search()
+        link.note_received(expecting=not self.connected or len(self._connection.in_flight) > len(self._parked))
+        link.stop_reconnect_search()
 
-    def _welcomed(self, welcome: Welcome) -> None:
+    def _handle_welcome(self, welcome: Welcome) -> None:
         self.connected = True
         self._outages.note_end(self.time())
         self._met_or_failed.set()
@@ -295,21 +295,21 @@ class Client(Reconnecting):
             self._send(item)
         for watch in self.watching:
             watch.resume()
-        self.notify_connection(True)
+        self.notify_connection_change(True)
 
-    def _disconnected(self) -> None:
+    def _handle_disconnect(self) -> None:
         self._out.clear()
         self._large.clear()
         self._written = 0
         for watch in self.watching:
-            watch.interrupted()
+            watch.note_disconnect()
 
     def send_ping(self) -> None:
         """See `Reconnecting.send_ping`."""
         if self.connected:
-            self._send(self._connection.ask(Ping(), None))
+            self._send(self._connection.register_request(Ping(), None))
 
-    def _replied(self, request_id: int, response: Response) -> None:
+    def _handle_reply(self, request_id: int, response: Response) -> None:
         item = self._connection.take_request(request_id)
         self._parked.discard(request_id)
         self._large.pop(request_id, None)
@@ -321,55 +321,55 @@ class Client(Reconnecting):
             # Before a pong, the server sends every event up to the pong's revision.
             for watch in self.watches.values():
                 watch.note_progress(response.revision)
-        if isinstance(response, Watching) and request_id in self.watches:
-            self.watches[request_id].opened(response.revision)
+        if isinstance(response, WatchOpened) and request_id in self.watches:
+            self.watches[request_id].note_opened(response.revision)
         if (revoke := item.undo_request(response)) is not None:
-            self.notify(revoke)
+            self.send_and_forget(revoke)
         item.settle(error_of(response) or response)
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """See `Calls.call`."""
-        timeout = time_limit(timeout, None if waits(request) else self.timeout)
+        timeout = checked_timeout(timeout, None if waits(request) else self.timeout)
         self.check_usable()
-        if self._has_room and not self._turns.locked():
-            item, answer = self.ask(request, timeout)
+        if self._has_room_for_request and not self._turns.locked():
+            item, answer = self.start_request(request, timeout)
         else:
-            item, answer = await self._ask_in_turn(request, timeout)
+            item, answer = await self._ask_when_room(request, timeout)
         try:
             return await answer
         except asyncio.CancelledError:
-            self.abandon(item)
+            self.abandon_request(item)
             raise
 
-    async def _ask_in_turn(self, request: Request[R], timeout: float | None) -> tuple[InFlight, asyncio.Future[R]]:
+    async def _ask_when_room(self, request: Request[R], timeout: float | None) -> tuple[InFlight, asyncio.Future[R]]:
         came_at = self.time()
         with anyio.move_on_after(timeout):
             async with self._turns:
-                while not self._has_room:
+                while not self._has_room_for_request:
                     self._eased.clear()
                     await self._eased.wait()
                 self.check_usable()
                 # Do not await after the request is sent: a caller cancelled there could not abandon it.
-                return self.ask(request, timeout, waited=self.time() - came_at)
+                return self.start_request(request, timeout, waited=self.time() - came_at)
         crowd = f"{len(self._connection.in_flight)} requests to {self.name} are in flight"
         raise StoreTimeoutError(f"{crowd}, and there was no room for another within {timeout:g} s")
 
-    def ask(
+    def start_request(
         self, request: Request[R], timeout: float | None, *, waited: float = 0.0
     ) -> tuple[InFlight, asyncio.Future[R]]:
         """Send a request now, or when connected; its caller has waited for `waited` seconds of `timeout`."""
         answer: asyncio.Future[R] = self._loop.create_future()
-        item = self._connection.ask(request, answer)
+        item = self._connection.register_request(request, answer)
         if waits(request):
             self._parked.add(item.request_id)
         if timeout is not None:
-            item.timer = self._loop.call_later(timeout - waited, self._time_out, item, timeout)
+            item.timer = self._loop.call_later(timeout - waited, self._time_out_request, item, timeout)
         if self.connected:
             self._send(item)
         return item, answer
 
     @property
-    def _has_room(self) -> bool:
+    def _has_room_for_request(self) -> bool:
         most = self._connection.limits.get("session_replies_max", math.inf)  # the server's limit; use half of it
         asked = len(self._connection.in_flight) - len(self._parked)
         return self._failed is not None or (self._writable and asked < min(IN_FLIGHT_MAX, max(most // 2, 1)))
@@ -397,22 +397,22 @@ class Client(Reconnecting):
             out, self._out = self._out, []
             self._link.write(out[0] if len(out) == 1 else b"".join(out))
 
-    def _time_out(self, item: InFlight, timeout: float) -> None:
+    def _time_out_request(self, item: InFlight, timeout: float) -> None:
         trouble = None if self.connected else f"the connection is lost, {self._current_problem()}"
         error = item.timeout_error(timeout, self.name, trouble)
-        self.abandon(item)
+        self.abandon_request(item)
         item.settle(error)
 
-    def abandon(self, item: InFlight) -> None:
+    def abandon_request(self, item: InFlight) -> None:
         """Drop a request that no caller waits for."""
         if item.timer is not None:
             item.timer.cancel()
-        self._connection.abandon(item)
+        self._connection.abandon_request(item)
         if isinstance(item.request, messages.Watch) or item.request_id in self._parked:
             self._parked.discard(item.request_id)
             self._connection.take_request(item.request_id)
             if item.sent and self.connected:
-                self.notify(Cancel(target=item.request_id))
+                self.send_and_forget(Cancel(target=item.request_id))
         elif self._link is not None and self._link.transport is not None and item.request_id in self._large:
             self._flush()
             unsent = self._link.transport.get_write_buffer_size() - self._written + self._large.pop(item.request_id)
@@ -420,9 +420,9 @@ class Client(Reconnecting):
                 self._link.abort()
         self._eased.set()
 
-    def notify(self, request: Request[Any]) -> None:
+    def send_and_forget(self, request: Request[Any]) -> None:
         """Send a request if connected; no caller waits for its answer."""
-        item = self._connection.ask(request, None)
+        item = self._connection.register_request(request, None)
         if self.connected:
             self._send(item)
 

@@ -22,7 +22,7 @@ LOOKS = 8  # the most calls of `check` during one wait for an answer
 SOON = 0.001  # seconds by which a timer may fire early
 
 
-class Action(enum.Enum):
+class HealthAction(enum.Enum):
     """The action to take on a connection."""
 
     NOTHING = enum.auto()
@@ -63,7 +63,7 @@ class ConnectionHealth:
         """Return the time of the first `check` after a request that is made now."""
         return now + self._timeouts.answer_timeout(now) / 2
 
-    def heard(self, now: float, *, expecting: bool) -> None:
+    def note_received(self, now: float, *, expecting: bool) -> None:
         """Note that bytes were received; `expecting` is True if another answer is due."""
         self.heard_at = now
         if self.asked_at is not None:
@@ -71,7 +71,7 @@ class ConnectionHealth:
             self.asked_at, self._pinged = now if expecting else None, False
         self.seeking = False
 
-    def check(self, now: float, line: ConnectionState, *, late: float = 0.0) -> tuple[Action, float]:
+    def check(self, now: float, line: ConnectionState, *, late: float = 0.0) -> tuple[HealthAction, float]:
         """Return the action to take, and the time of the next call of `check`; this call is `late` seconds late."""
         before, self._unsent_bytes = self._unsent_bytes, line.unsent_bytes
         moved = before is not None and line.unsent_bytes < before
@@ -83,40 +83,40 @@ class ConnectionHealth:
             self.asked_at = min(self.asked_at + late, now)
             if not self._postponed:  # postpone judging only once: in a busy loop every call is late
                 self._postponed = True
-                return Action.NOTHING, now
+                return HealthAction.NOTHING, now
         self._postponed = False
         if self.asked_at is None:
-            say, until = Action.NOTHING, self.heard_at + HEARTBEAT
+            say, until = HealthAction.NOTHING, self.heard_at + HEARTBEAT
             if line.welcomed and now + SOON >= until:
                 self.expect_answer(now)
-                self._pinged, say, until = True, Action.PING, self.first_check_at(now)
+                self._pinged, say, until = True, HealthAction.PING, self.first_check_at(now)
         else:
-            say, until = self._judge(now, now - self.asked_at, line)
+            say, until = self._choose_action(now, now - self.asked_at, line)
         if not (line.welcomed and line.has_watches):
             return say, until
         # Ping for the watches also while other answers arrive: only a pong tells watches the store's revision.
-        if say is Action.NOTHING and now + SOON >= self._watches_told_at + WATCHES_HEAR_EVERY:
-            say = Action.PING
-        if say is Action.PING:
+        if say is HealthAction.NOTHING and now + SOON >= self._watches_told_at + WATCHES_HEAR_EVERY:
+            say = HealthAction.PING
+        if say is HealthAction.PING:
             self._watches_told_at = now
         return say, min(until, self._watches_told_at + WATCHES_HEAR_EVERY)
 
-    def _judge(self, now: float, silence: float, line: ConnectionState) -> tuple[Action, float]:
+    def _choose_action(self, now: float, silence: float, line: ConnectionState) -> tuple[HealthAction, float]:
         hang_up_after = HEARTBEAT * (HEARTBEATS_OF_BUSY if line.acknowledged else 1.0)
         quiet = min(silence, now - self.heard_at - hang_up_after)
         if quiet + SOON >= hang_up_after:
-            return Action.HANG_UP, now
+            return HealthAction.HANG_UP, now
         until = now + hang_up_after - quiet
         if self.seeking:
-            return Action.NOTHING, until
+            return HealthAction.NOTHING, until
         longest = self._timeouts.answer_timeout(now, acknowledged=line.acknowledged)
         if silence + SOON >= longest and (self._pinged or not line.acknowledged):
             self.seeking = True
             self._timeouts.note_silence(silence, now=now)  # so a fresh connection gives a slow server more time
-            return Action.SEEK, until
-        say = Action.NOTHING
+            return HealthAction.SEEK, until
+        say = HealthAction.NOTHING
         if not self._pinged and silence + SOON >= longest / 2:
             self._pinged = True
             if line.welcomed:
-                say = Action.PING
+                say = HealthAction.PING
         return say, min(until, now + max((longest if self._pinged else longest / 2) - silence, longest / LOOKS))

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from store import interface
-from store.calls import DisconnectReports
-from store.client.connection_health import Action, ConnectionHealth, ConnectionState
+from store.calls import DisconnectNotifier
+from store.client.connection_health import ConnectionHealth, ConnectionState, HealthAction
 from store.client.timeouts import LASTED, Timeouts
 from store.errors import AuthenticationError, ConnectionLost
-from store.net.absence import Outages, log_absence
+from store.net.absence import OutageLog, log_absence
 from store.net.dialing import (
     NEVER_ANSWERED,
     SAYS_NOTHING,
-    TcpDial,
+    TcpDialer,
     describe,
     exhausted_limit,
     silent_close_error,
@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
         self._error: Exception | None = None
         self.health: ConnectionHealth = ConnectionHealth(owner.timeouts, self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
-        self._look_due = 0.0  # the time of the next `_check`, which uvloop's timers do not tell
+        self._look_due = 0.0  # the time of the next `_check_health`, which uvloop's timers do not tell
         self._looks_soon = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass received bytes to the owner, or buffer them until `start_delivery`."""
         if self._early is None:
-            self._owner.received(self, data)
+            self._owner.handle_bytes(self, data)
             return
         self._early.append(data)
         if not self.spoken.done():
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
         self.expect_answer()
         early, self._early = self._early or [], None
         for data in early:
-            self._owner.received(self, data)
+            self._owner.handle_bytes(self, data)
 
     def write(self, data: bytes) -> None:
         """Send data; do nothing if the transport is closing, as uvloop's `write` would raise an error."""
@@ -108,24 +108,24 @@ class Connection(asyncio.Protocol):
         self._socket, self._error = None, error
         if not self.spoken.done():
             self.spoken.set_result(False)
-        self.end()
+        self.stop_checks()
 
-    def end(self) -> None:
+    def stop_checks(self) -> None:
         """Stop the timer and the search: the connection has ended, or was replaced."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.over = True
         self.changed.set()
-        self.end_search()
+        self.stop_reconnect_search()
 
-    def end_search(self) -> None:
+    def stop_reconnect_search(self) -> None:
         """End the search for a fresh connection."""
         search, self.search = self.search, None
         if search is not None:
             search.cancel()
 
-    def leave(self, reason: str) -> None:
+    def close_when_sent(self, reason: str) -> None:
         """Close the connection, after the written data was sent."""
         self.farewell = reason
         if self.transport is not None:
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close the connection at once."""
-        self.end()
+        self.stop_checks()
         if self.transport is not None:
             self.transport.abort()
 
@@ -144,10 +144,10 @@ class Connection(asyncio.Protocol):
         spoken = self.spoken.done() and self.spoken.result()
         if spoken or not isinstance(error, ConnectionResetError):
             return error
-        return silent_close_error(secure=self._owner._secure, met=self._owner.met)
+        return silent_close_error(secure=self._owner._secure, met=self._owner.has_met_store)
 
     @property
-    def ends(self) -> tuple[str, str] | None:
+    def end_addresses(self) -> tuple[str, str] | None:
         """The addresses of this end and of the peer, or None without a socket."""
         if self.transport is None:
             return None
@@ -158,41 +158,41 @@ class Connection(asyncio.Protocol):
         """See `ConnectionHealth.expect_answer`."""
         if self.health.asked_at is None:
             self.health.expect_answer(self._loop.time())
-            self._check_soon()
+            self._schedule_first_check()
 
-    def heard(self, *, expecting: bool) -> None:
-        """See `ConnectionHealth.heard`."""
-        self.health.heard(self._loop.time(), expecting=expecting)
+    def note_received(self, *, expecting: bool) -> None:
+        """See `ConnectionHealth.note_received`."""
+        self.health.note_received(self._loop.time(), expecting=expecting)
         if expecting:
-            self._check_soon()
+            self._schedule_first_check()
 
-    def _check_soon(self) -> None:
+    def _schedule_first_check(self) -> None:
         if not self._looks_soon:
             self._looks_soon = True
-            self._check_at(self.health.first_check_at(self._loop.time()))
+            self._schedule_check(self.health.first_check_at(self._loop.time()))
 
-    def _check_at(self, at: float) -> None:
+    def _schedule_check(self, at: float) -> None:
         if self.over or (self._timer is not None and self._look_due <= at):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._look_due, self._timer = at, self._loop.call_at(at, self._check)
+        self._look_due, self._timer = at, self._loop.call_at(at, self._check_health)
 
-    def _check(self) -> None:
+    def _check_health(self) -> None:
         now = self._loop.time()
         late, self._timer = now - self._look_due, None
         buffered = 0 if self.transport is None else self.transport.get_write_buffer_size()
         owner = self._owner
         line = ConnectionState(*unacknowledged(self._socket, buffered), owner.connected, bool(owner.watches))
         say, until = self.health.check(now, line, late=late)
-        if say is Action.PING:
+        if say is HealthAction.PING:
             self._owner.send_ping()
-        elif say is Action.SEEK:
+        elif say is HealthAction.SEEK:
             self.changed.set()
-        elif say is Action.HANG_UP:
+        elif say is HealthAction.HANG_UP:
             self.farewell = f"it has been silent for {now - self.health.heard_at:.0f} s"
             self.abort()
-        self._check_at(until)
+        self._schedule_check(until)
         self._looks_soon = self.health.asked_at is not None and not self.health.seeking
 
 
@@ -213,7 +213,7 @@ class Reconnecting(interface.Store):
     ) -> None:
         self._dial = dial
         self._made_in = process_identity()
-        self._secure = isinstance(dial, TcpDial) and dial.secure
+        self._secure = isinstance(dial, TcpDialer) and dial.secure
         self.name = name
         self.timeouts: Timeouts = Timeouts(rng or random.Random(secrets.randbits(64)))
         self._connection = ClientConnection(
@@ -228,29 +228,29 @@ class Reconnecting(interface.Store):
         self._attempt = 0  # attempts that failed since the last welcome
         self._away_since = 0.0
         self.last_problem: str = NEVER_ANSWERED
-        self._outages = Outages(name, self._current_problem, log)
-        self._cuts = DisconnectReports(self.time)
-        self.cuts: DisconnectReports | None = self._cuts
+        self._outages = OutageLog(name, self._current_problem, log)
+        self._cuts = DisconnectNotifier(self.time)
+        self.cuts: DisconnectNotifier | None = self._cuts
 
     @abstractmethod
-    def received(self, link: Connection, data: bytes) -> None:
+    def handle_bytes(self, link: Connection, data: bytes) -> None:
         """Handle bytes received on a connection."""
 
     @abstractmethod
-    def _disconnected(self) -> None:
+    def _handle_disconnect(self) -> None:
         """Handle the loss of the connection."""
 
     @abstractmethod
     def send_ping(self) -> None:
         """Ping the server, if connected."""
 
-    def _begin(self) -> None:
+    def _start_connecting(self) -> None:
         self._loop = running_loop()
         self._met_or_failed = asyncio.Event()
         self._task = asyncio.create_task(self._stay_connected(), name=f"store client of {self.name}")
-        self._task.add_done_callback(self._task_ended)
+        self._task.add_done_callback(self._handle_task_end)
 
-    async def _first_welcome(self, within: float, ended_by: str) -> None:
+    async def _wait_for_first_welcome(self, within: float, ended_by: str) -> None:
         told = log_absence(self.name, self._current_problem, within=within, ended_by=ended_by)
         with anyio.move_on_after(within), told:
             await self._met_or_failed.wait()
@@ -260,28 +260,28 @@ class Reconnecting(interface.Store):
             why = f"no store at {self.name} within {within:g} s: {self._current_problem()}"
             raise ConnectionLost(why, maybe_applied=False)
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
+    def _handle_task_end(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         why = "has ended with its event loop" if error is None else f"has failed: {error!r}"
         self.fail(ConnectionLost(f"the client of {self.name} {why}", maybe_applied=False))
 
-    async def _stop(self) -> None:
+    async def _stop_connecting(self) -> None:
         self._outages.note_end()
         await cancel_and_wait(self._task)
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
             raise error
 
     def _current_problem(self) -> str:
-        mute = self._trying is not None and not self.met
+        mute = self._trying is not None and not self.has_met_store
         problem = SAYS_NOTHING[self._secure] if mute and self.last_problem == NEVER_ANSWERED else self.last_problem
-        return problem + ("" if self._addresses is None else self._addresses.in_brackets())
+        return problem + ("" if self._addresses is None else self._addresses.in_parentheses())
 
     @property
     def _addresses(self) -> Addresses | None:
-        return self._dial.addresses if isinstance(self._dial, TcpDial) else None
+        return self._dial.addresses if isinstance(self._dial, TcpDialer) else None
 
     @property
-    def met(self) -> bool:
+    def has_met_store(self) -> bool:
         """True once the store was reached: its identity and protocol are known."""
         return self._connection.store_id is not None
 
@@ -297,13 +297,13 @@ class Reconnecting(interface.Store):
         return welcomed.address if welcomed else None
 
     @property
-    def ends(self) -> tuple[str, str] | None:
-        """See `Store.ends`."""
-        return self._link.ends if self._link is not None else None
+    def end_addresses(self) -> tuple[str, str] | None:
+        """See `Store.end_addresses`."""
+        return self._link.end_addresses if self._link is not None else None
 
-    def limit_pauses(self, remaining: Callable[[], float]) -> None:
-        """See `Calls.limit_pauses`."""
-        self.timeouts.limit_by(remaining)
+    def cap_retry_pauses(self, remaining: Callable[[], float]) -> None:
+        """See `Calls.cap_retry_pauses`."""
+        self.timeouts.limit_by_leases(remaining)
 
     def time(self) -> float:
         """Return seconds on the clock of the client's event loop."""
@@ -323,9 +323,9 @@ class Reconnecting(interface.Store):
                 # said goodbye, or closed the connection soon after its welcome.
                 at_once = welcomed and not link.farewell and self._away_since - began >= LASTED
                 if successor is None and not at_once and self._failed is None:
-                    await self._pause()
+                    await self._pause_before_retry()
 
-    async def _pause(self) -> None:
+    async def _pause_before_retry(self) -> None:
         await anyio.sleep(self.timeouts.retry_pause(self._attempt, away=self.time() - self._away_since))
         self._attempt += 1
 
@@ -337,18 +337,18 @@ class Reconnecting(interface.Store):
             try:
                 link = await self._try_to_connect()
             except (OSError, UnicodeError) as error:
-                if isinstance(error, ssl.SSLCertVerificationError) and not self.met:
+                if isinstance(error, ssl.SSLCertVerificationError) and not self.has_met_store:
                     self.fail(untrusted_error(self.name, error))
                     raise untrusted_error(self.name, error) from None
                 self.last_problem = describe(error)
-                self._cuts.note_attempt(error)
-                if exhausted_limit(error) and not self.met:  # this process has no file or thread left
+                self._cuts.note_connect_attempt(error)
+                if exhausted_limit(error) and not self.has_met_store:  # this process has no file or thread left
                     lost = ConnectionLost(f"{self.name} cannot be asked: {self.last_problem}", maybe_applied=False)
                     self.fail(lost)
                     raise lost from None
-                await self._pause()
+                await self._pause_before_retry()
             else:
-                self._cuts.note_attempt(None)
+                self._cuts.note_connect_attempt(None)
                 if link is not None:
                     return link
 
@@ -359,7 +359,7 @@ class Reconnecting(interface.Store):
         def make_connection() -> Connection:
             # called once TCP is connected, before the TLS handshake
             scope.deadline = self.time() + self.timeouts.first_bytes_timeout()
-            self.timeouts.note_connected(self.time() - began)
+            self.timeouts.note_connect_time(self.time() - began)
             self._trying = link = Connection(self)
             links.append(link)
             return link
@@ -375,14 +375,14 @@ class Reconnecting(interface.Store):
             for link in links:
                 link.abort()
         if links:
-            self.timeouts.note_replaced()
-        self.last_problem = SAYS_NOTHING[self._secure] if links and not self.met else describe(TimeoutError())
+            self.timeouts.note_connection_replaced()
+        self.last_problem = SAYS_NOTHING[self._secure] if links and not self.has_met_store else describe(TimeoutError())
         return None
 
     async def _use_connection(self, link: Connection) -> tuple[bool, Connection | None]:
         """Use `link` to its end; return if the server welcomed it, and the link that replaces it, or None."""
         self._link = link
-        self._connection.connected(nonce=secrets.token_bytes(16))
+        self._connection.start_connection(nonce=secrets.token_bytes(16))
         successor: Connection | None = None
         try:
             link.start_delivery()
@@ -393,7 +393,7 @@ class Reconnecting(interface.Store):
                     with anyio.CancelScope() as link.search:
                         successor = await self._new_connection()
         finally:
-            link.end()
+            link.stop_checks()
             if successor is None:
                 link.abort()
             else:
@@ -403,17 +403,17 @@ class Reconnecting(interface.Store):
             self._drop_previous()
             self._link, self._writable = None, True
             self._eased.set()
-            self._connection.disconnected()
-            self._disconnected()
+            self._connection.end_connection()
+            self._handle_disconnect()
             if welcomed:
                 log.debug("the connection to %s is lost: %s", self.name, self.last_problem)
                 self._cuts.note_end()
-                self.notify_connection(False)
+                self.notify_connection_change(False)
                 if self._failed is None:
                     self._outages.note_loss(self._loop)
         if successor is not None:
             self._previous = link
-            self.timeouts.note_replaced()
+            self.timeouts.note_connection_replaced()
         return welcomed, successor
 
     def _drop_previous(self) -> None:

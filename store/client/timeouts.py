@@ -51,11 +51,11 @@ class Timeouts:
         self._unanswered_changes = 0  # fresh connections since the last answer
         self._slow, self._slow_at = 0.0, 0.0  # the longest recent silence, and when it ended
 
-    def limit_by(self, remaining: Callable[[], float]) -> None:
+    def limit_by_leases(self, remaining: Callable[[], float]) -> None:
         """Limit all waits by `remaining`, which returns the seconds until the first lease may expire, or infinity."""
         self._leases.append(remaining)
 
-    def note_connected(self, took: float) -> None:
+    def note_connect_time(self, took: float) -> None:
         """Note how long a connection took to be made, in seconds."""
         self._round_trip = took if self._round_trip is None else min(took, self._round_trip)
 
@@ -63,13 +63,13 @@ class Timeouts:
         """Note that the server has answered a request."""
         self._unanswered_changes = 0
 
-    def note_replaced(self) -> None:
+    def note_connection_replaced(self) -> None:
         """Note that a fresh connection replaces one on which the server was silent."""
         self._unanswered_changes += 1
 
     def note_silence(self, seconds: float, *, now: float) -> None:
         """Note that the server was silent for `seconds` after a request."""
-        if seconds >= self._slowness(now):
+        if seconds >= self._decayed_slowness(now):
             self._slow, self._slow_at = seconds, now
 
     @property
@@ -82,7 +82,7 @@ class Timeouts:
         longest = min(SILENCE * 2.0 ** min(self._unanswered_changes, 8), SILENCE_MOST)
         share = 1 / SHARE_OF_LEASE
         if acknowledged:
-            longest, share = max(longest * BUSY_FACTOR, SLOW_FACTOR * self._slowness(now)), BUSY_SHARE_OF_LEASE
+            longest, share = max(longest * BUSY_FACTOR, SLOW_FACTOR * self._decayed_slowness(now)), BUSY_SHARE_OF_LEASE
         return self._cap_by_leases(longest, share)
 
     def connect_timeout(self) -> float:
@@ -99,17 +99,17 @@ class Timeouts:
         """Return the seconds to sleep before another attempt, `away` seconds after the connection was lost."""
         most = BACKOFF_SOON if away < SOON else BACKOFF_RECENT if away < RECENT else BACKOFF_MOST
         longest = min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), most)
-        left = self._until_expiry()
+        left = self._lease_time_left()
         if left < math.inf:
             longest = min(longest, BACKOFF_RECENT, max(left / SHARE_OF_LEASE, LEAST))
         return self._rng.uniform(0, longest)
 
-    def _until_expiry(self) -> float:
+    def _lease_time_left(self) -> float:
         return min((remaining() for remaining in self._leases), default=math.inf)
 
     def _cap_by_leases(self, longest: float, share: float) -> float:
         """Return `longest` or, if less, `share` of the leases' remaining time; at least `ROUND_TRIPS` round trips."""
-        return max(min(longest, max(self._until_expiry() * share, LEAST)), ROUND_TRIPS * (self._round_trip or 0.0))
+        return max(min(longest, max(self._lease_time_left() * share, LEAST)), ROUND_TRIPS * (self._round_trip or 0.0))
 
-    def _slowness(self, now: float) -> float:
+    def _decayed_slowness(self, now: float) -> float:
         return self._slow * math.exp2((self._slow_at - now) / SLOW_FOR)

@@ -15,74 +15,74 @@ from typing import TYPE_CHECKING
 
 from store.disk import rows
 from store.disk.diagnosis import explaining_errors
-from store.disk.directory import FILE, UNFINISHED, make_file, put_in_place, release_lock, serving_process, take_lock
-from store.disk.verification import check_format, migrate, open_to_read, verify
+from store.disk.directory import FILE, UNFINISHED, make_file, release_lock, rename_durably, serving_process, take_lock
+from store.disk.verification import check_format, migrate, open_read_only, verify
 from store.errors import StoreUsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from store.engine.changeset import Saved
+    from store.engine.changeset import SavedStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class StoreReport:
     """A verified store, the size of its files, and the process that serves it."""
 
-    saved: Saved
+    saved: SavedStore
     file_bytes: int
     served_by: str | None = None
 
 
 def create_store(path: Path, store_id: str) -> None:
     """Create an empty store under a temporary name, and rename it when it is complete."""
-    partial = _unfinished(path)
+    partial = _new_temporary_path(path)
     make_file(partial)
     with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
         database.execute("PRAGMA auto_vacuum=INCREMENTAL")  # must be set before the first table is made
         database.executescript(f"PRAGMA fullfsync=ON; BEGIN; {rows.SCHEMA} PRAGMA user_version={rows.FORMAT};")
-        database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.checksummed("store_id", store_id))
+        database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.with_checksum("store_id", store_id))
         database.execute("COMMIT")
         database.execute("PRAGMA journal_mode=WAL")
-    put_in_place(partial, path)
+    rename_durably(partial, path)
 
 
-def _unfinished(path: Path) -> Path:
+def _new_temporary_path(path: Path) -> Path:
     for left_over in path.parent.glob(f"{UNFINISHED}*"):
         left_over.unlink()
     return path.with_name(UNFINISHED)
 
 
-def check(directory: Path) -> Report:
+def check(directory: Path) -> StoreReport:
     """Verify all of a store; raise `StoreUsageError` with the problem and the remedy."""
     path = directory / FILE
     with explaining_errors(path), serving_process(directory) as process:
-        _find(path)
+        _check_exists(path)
         version = verify(directory, served=process is not None)
         if version != rows.FORMAT:
             raise StoreUsageError(f"{path} is whole, of format {version}: the next start of a server carries it over")
-        report = _read(path, served_by=process)
+        report = _read_report(path, served_by=process)
     files = [file.stat().st_size for file in directory.iterdir() if file.name.startswith(FILE)]
     return replace(report, file_bytes=sum(files))
 
 
-def back_up(directory: Path, target: Path) -> Report:
+def back_up(directory: Path, target: Path) -> StoreReport:
     """Copy a store, as of one moment, into one file; `StoreUsageError` if that is impossible."""
     path = directory / FILE
     with explaining_errors(path, written=target), serving_process(directory) as process:
-        _find(path)
+        _check_exists(path)
         if target.exists():
             raise StoreUsageError(f"{target} exists: name a file that does not, or move it away")
         verify(directory, served=process is not None)
-        _copy(path, target)
+        _copy_database(path, target)
         try:
-            return _read(target, served_by=process)
+            return _read_report(target, served_by=process)
         except BaseException:
             target.unlink()
             raise
 
 
-def restore(source: Path, directory: Path, *, new_id: str) -> Report:
+def restore(source: Path, directory: Path, *, new_id: str) -> StoreReport:
     """Create a store from a copy, or raise `StoreUsageError`. Sessions are dropped, as no client can resume them."""
     with explaining_errors(source):
         if not source.is_file():
@@ -92,59 +92,59 @@ def restore(source: Path, directory: Path, *, new_id: str) -> Report:
         path = directory / FILE
         if path.exists():
             raise StoreUsageError(f"{directory} holds a store: restore into another directory, or move {path} away")
-        partial = _unfinished(path)
+        partial = _new_temporary_path(path)
         with explaining_errors(source, written=path):
-            _copy(source, partial)
-            with contextlib.closing(open_to_read(partial)) as database:
+            _copy_database(source, partial)
+            with contextlib.closing(open_read_only(partial)) as database:
                 (version,) = database.execute("PRAGMA user_version").fetchone()
             check_format(version, source)
             if version != rows.FORMAT:
                 migrate(partial, version)
             with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
-                _load(database)  # check the copy's checksums before the first write
-                database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", rows.checksummed("store_id", new_id))
+                _load_verified(database)  # check the copy's checksums before the first write
+                database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", rows.with_checksum("store_id", new_id))
                 database.execute("DELETE FROM sessions")
                 database.execute("DELETE FROM replies")
                 database.execute("COMMIT")
-            report = _read(partial)
-        put_in_place(partial, path)
+            report = _read_report(partial)
+        rename_durably(partial, path)
     finally:
         release_lock(lock)
     return report
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy_database(source: Path, target: Path) -> None:
     partial = target.with_name(f"{target.name}.new")
     partial.unlink(missing_ok=True)
     try:
         make_file(partial)
         with (
-            contextlib.closing(open_to_read(source)) as whole,
+            contextlib.closing(open_read_only(source)) as whole,
             contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as taken,
         ):
             whole.backup(taken)  # copies in one step: the lock for reading does not delay writers
             taken.execute("PRAGMA journal_mode=DELETE")  # no separate log file
         with partial.open("rb") as file:
             os.fsync(file.fileno())
-        put_in_place(partial, target)
+        rename_durably(partial, target)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
 
 
-def _read(path: Path, *, served_by: str | None = None) -> Report:
-    with contextlib.closing(open_to_read(path)) as database:
-        return Report(saved=_load(database), file_bytes=path.stat().st_size, served_by=served_by)
+def _read_report(path: Path, *, served_by: str | None = None) -> StoreReport:
+    with contextlib.closing(open_read_only(path)) as database:
+        return StoreReport(saved=_load_verified(database), file_bytes=path.stat().st_size, served_by=served_by)
 
 
-def _find(path: Path) -> None:
+def _check_exists(path: Path) -> None:
     if not path.exists():
         raise StoreUsageError(f"there is no store in {path.parent}: name the directory given as --data-dir")
 
 
-def _load(database: sqlite3.Connection) -> Saved:
+def _load_verified(database: sqlite3.Connection) -> SavedStore:
     database.execute("BEGIN")  # read as of one moment, though a server may write
     (health,) = database.execute("PRAGMA integrity_check(1)").fetchone()
     if health != "ok":
         raise sqlite3.DatabaseError(health)
-    return rows.load(database)
+    return rows.load_store(database)

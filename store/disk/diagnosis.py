@@ -26,7 +26,7 @@ PROBE_BYTES = 64 * 1024
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_error(path: Path, size: int = PROBE_BYTES) -> OSError | None:
+def find_write_error(path: Path, size: int = PROBE_BYTES) -> OSError | None:
     """Test if a file can be opened, and `size` bytes be written beside it; return the system's error, or None."""
     probe, numbers = path.with_name(f".{path.name}.probe"), []
     try:
@@ -52,15 +52,15 @@ def free_bytes(directory: Path) -> int:
     return system.f_bavail * system.f_frsize
 
 
-def is_full(path: Path) -> bool:
+def is_disk_full(path: Path) -> bool:
     """Return True if the disk of a file is full."""
-    error = write_error(path)
+    error = find_write_error(path)
     return error is not None and error.errno in FULL
 
 
-def reason(error: Exception, path: Path) -> str:
+def disk_error_text(error: Exception, path: Path) -> str:
     """Return an error's text; if the system rejects a test write, add the system's reason."""
-    refused = write_error(path)
+    refused = find_write_error(path)
     return f"{error}: {error_text(refused)}" if refused is not None else str(error)
 
 
@@ -72,28 +72,28 @@ def explaining_errors(path: Path, *, written: Path | None = None) -> Iterator[No
     except StoreUsageError:
         raise
     except Exception as error:
-        if _is_damage(error):
+        if _means_damage(error):
             raise StoreUsageError(
                 f"{path} is damaged ({error}); nothing in it was changed: restore it from a backup, or move it away, "
                 f"with all that begins with {FILE} or {MARK} beside it, to begin with an empty store"
             ) from error
-        raise StoreUsageError(_reason(error, path, written)) from error
+        raise StoreUsageError(_explanation(error, path, written)) from error
 
 
-def _is_damage(error: Exception) -> bool:
+def _means_damage(error: Exception) -> bool:
     if isinstance(error, sqlite3.Error):  # an error without a code counts as damage
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         return code & 0xFF in DAMAGE
     return not isinstance(error, OSError | MemoryError)
 
 
-def _reason(error: Exception, path: Path, written: Path | None) -> str:
+def _explanation(error: Exception, path: Path, written: Path | None) -> str:
     size = 0
     with contextlib.suppress(OSError):
         size = path.stat().st_size
     unchanged = f"nothing in {path} was changed"
     for place in filter(None, (written, path)):
-        refused = write_error(place, size if place is written else PROBE_BYTES)
+        refused = find_write_error(place, size if place is written else PROBE_BYTES)
         if refused is not None:
             return f"{place} cannot be {'written' if place is written else 'used'}: {error_text(refused)}; {unchanged}"
     return (

@@ -61,7 +61,7 @@ def error_text(error: OSError) -> str:
 def take_lock(directory: Path) -> IO[str]:
     """Lock a directory, created if missing, until the returned file is closed; `StoreUsageError` if it is locked."""
     try:
-        _make(directory, mode=0o700)
+        _make_directory(directory, mode=0o700)
         file = open(directory / LOCK, "a+", encoding="utf-8", opener=partial(os.open, mode=0o600))  # noqa: SIM115
     except OSError as error:
         raise StoreUsageError(f"data_dir {directory} cannot be used: {error_text(error)}") from error
@@ -109,9 +109,9 @@ def serving_process(directory: Path) -> Iterator[str | None]:
             yield None
 
 
-def _make(directory: Path, *, mode: int = 0o777) -> None:
+def _make_directory(directory: Path, *, mode: int = 0o777) -> None:
     if not directory.exists():
-        _make(directory.parent)
+        _make_directory(directory.parent)
         directory.mkdir(mode=mode, exist_ok=True)
         sync_directory(directory.parent)
 
@@ -130,7 +130,7 @@ def sync_directory(directory: Path) -> None:
         os.close(number)
 
 
-def put_in_place(partial: Path, path: Path) -> None:
+def rename_durably(partial: Path, path: Path) -> None:
     """Give a complete file its final name, durably.
 
     If a database was moved away without its log, SQLite would apply that log to the new file. The old log may hold
@@ -243,16 +243,16 @@ class Reserve:
                 finally:
                     os.close(number)
             except OSError:
-                self._truncate(self.bytes)  # give back the part that was allocated
+                self._resize(self.bytes)  # give back the part that was allocated
                 return False
             self.bytes = size
             return True
 
     def free(self) -> None:
         """Release the reserved space."""
-        self._truncate(0)
+        self._resize(0)
 
-    def _truncate(self, size: int) -> None:
+    def _resize(self, size: int) -> None:
         with self._at_work, contextlib.suppress(OSError):
             self.bytes = size
             os.truncate(self._path, size)

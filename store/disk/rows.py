@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
-from store.engine.changeset import ChangeSet, Saved, SavedLease, SavedSession
+from store.engine.changeset import ChangeSet, SavedLease, SavedSession, SavedStore
 from store.messages import Entry, Event, Failed, FailureKind
 from store.protocol import wire
 
@@ -55,7 +55,7 @@ MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
 """For each older format, the function that migrates a store to the next format, in the caller's transaction."""
 
 
-def checksummed(*fields: Any) -> tuple[Any, ...]:
+def with_checksum(*fields: Any) -> tuple[Any, ...]:
     """Return a row with its checksum."""
     checksum = 0
     for field in fields:
@@ -63,7 +63,7 @@ def checksummed(*fields: Any) -> tuple[Any, ...]:
     return (*fields, checksum)
 
 
-def write(database: sqlite3.Connection, group: Sequence[ChangeSet], *, number: int) -> None:
+def write_group(database: sqlite3.Connection, group: Sequence[ChangeSet], *, number: int) -> None:
     """Write a group of changes, with its number, in the current transaction."""
     changed: dict[str, Event] = {}
     sessions: dict[bytes, int | None] = {}
@@ -90,13 +90,13 @@ def write(database: sqlite3.Connection, group: Sequence[ChangeSet], *, number: i
             replies.setdefault(reply.session_id, {})[reply.request_id] = reply.response
             acknowledged[reply.session_id] = reply.acknowledged
     written = [
-        checksummed(event.key, event.value, event.create_revision, event.revision, event.lease)
+        with_checksum(event.key, event.value, event.create_revision, event.revision, event.lease)
         for event in changed.values()
         if event.kind == "put"
     ]
     deleted = [(key,) for key, event in changed.items() if event.kind == "delete"]
     granted = [
-        checksummed(
+        with_checksum(
             lease.id,
             float(lease.ttl),
             *[ttl and float(ttl) for ttl in (lease.disconnect_ttl, lease.gone_ttl)],
@@ -105,32 +105,32 @@ def write(database: sqlite3.Connection, group: Sequence[ChangeSet], *, number: i
         for lease in leases.values()
         if lease is not None
     ]
-    opened = [checksummed(id, session) for id, session in sessions.items() if session is not None]
+    opened = [with_checksum(id, session) for id, session in sessions.items() if session is not None]
     kept = [
-        checksummed(session_id, request_id, wire.encode_response(request_id, response))
+        with_checksum(session_id, request_id, wire.encode_response(request_id, response))
         for session_id, of_session in replies.items()
         for request_id, response in of_session.items()
         if request_id > acknowledged[session_id]
     ]
     highest = {"revision": revision, "compacted": compacted, "last_lease": last_lease, "last_session": last_session}
-    counters = [checksummed(name, value) for name, value in (*highest.items(), ("group", number)) if value]
-    _execute(database, "INSERT OR REPLACE INTO entries VALUES {}", written)
-    _execute(database, "DELETE FROM entries WHERE key IN (VALUES {})", deleted)
-    _execute(database, "INSERT INTO history VALUES {}", history)
-    _execute(database, "DELETE FROM leases WHERE id IN (VALUES {})", [(lease,) for lease in leases])
-    _execute(database, "INSERT INTO leases VALUES {}", granted)
+    counters = [with_checksum(name, value) for name, value in (*highest.items(), ("group", number)) if value]
+    _execute_in_batches(database, "INSERT OR REPLACE INTO entries VALUES {}", written)
+    _execute_in_batches(database, "DELETE FROM entries WHERE key IN (VALUES {})", deleted)
+    _execute_in_batches(database, "INSERT INTO history VALUES {}", history)
+    _execute_in_batches(database, "DELETE FROM leases WHERE id IN (VALUES {})", [(lease,) for lease in leases])
+    _execute_in_batches(database, "INSERT INTO leases VALUES {}", granted)
     replaced = [(session,) for session in sessions]
-    _execute(database, "DELETE FROM replies WHERE session IN (VALUES {})", replaced)
-    _execute(database, "DELETE FROM sessions WHERE id IN (VALUES {})", replaced)
-    _execute(database, "INSERT INTO sessions VALUES {}", opened)
-    _execute(database, DELETE_KNOWN_REPLIES, acknowledged.items())
-    _execute(database, "INSERT INTO replies VALUES {}", kept)
-    _execute(database, "INSERT OR REPLACE INTO meta VALUES {}", counters)
+    _execute_in_batches(database, "DELETE FROM replies WHERE session IN (VALUES {})", replaced)
+    _execute_in_batches(database, "DELETE FROM sessions WHERE id IN (VALUES {})", replaced)
+    _execute_in_batches(database, "INSERT INTO sessions VALUES {}", opened)
+    _execute_in_batches(database, DELETE_KNOWN_REPLIES, acknowledged.items())
+    _execute_in_batches(database, "INSERT INTO replies VALUES {}", kept)
+    _execute_in_batches(database, "INSERT OR REPLACE INTO meta VALUES {}", counters)
     if compacted:
         database.execute("DELETE FROM history WHERE place < ?", ((compacted + 1) * PARTS,))
 
 
-def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, list[Any]]]:
+def _row_batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, list[Any]]]:
     """Yield the placeholders and the fields of several rows at a time; the number of rows is a power of two.
 
     Powers of two make few different statements, which are cached. A statement has many rows, since Python's sqlite3
@@ -147,8 +147,8 @@ def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, list[Any]]]
         at += count
 
 
-def _execute(database: sqlite3.Connection, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
-    for placeholders, fields in _batches(rows):
+def _execute_in_batches(database: sqlite3.Connection, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    for placeholders, fields in _row_batches(rows):
         database.execute(statement.format(placeholders), fields)
 
 
@@ -157,7 +157,7 @@ def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[An
     for index, event in enumerate(events):
         size += len(event.key) + len(event.value)
         if size > PART_BYTES or index == len(events) - 1:
-            yield checksummed(revision * PARTS + part, wire.encode_events(events[begin : index + 1]))
+            yield with_checksum(revision * PARTS + part, wire.encode_events(events[begin : index + 1]))
             part, begin, size = part + 1, index + 1, 0
     assert part <= PARTS, "a revision is bounded, and its parts with it"
 
@@ -170,18 +170,18 @@ def with_refused_replies(facts: ChangeSet, why: str) -> ChangeSet:
     return ChangeSet(sessions=dict(facts.sessions), last_session=facts.last_session, replies=replies)
 
 
-def last_group(database: sqlite3.Connection) -> tuple[str, int]:
+def read_last_group(database: sqlite3.Connection) -> tuple[str, int]:
     """Return the store's identity, and the number of its last group of changes."""
     meta = dict(database.execute("SELECT name, value FROM meta WHERE name IN ('store_id', 'group')").fetchall())
     return str(meta["store_id"]), int(meta.get("group", 0))
 
 
-def load(database: sqlite3.Connection) -> Saved:
+def load_store(database: sqlite3.Connection) -> SavedStore:
     """Return a whole store; raise `ValueError`, or another error, if it is inconsistent."""
 
     def rows(table: str, which: str = "") -> Iterator[tuple[Any, ...]]:
         for row in database.execute(f"SELECT * FROM {table} {which}"):  # noqa: S608 - the names are constants
-            if row != checksummed(*row[:-1]):
+            if row != with_checksum(*row[:-1]):
                 raise ValueError(f"a row of {table!r} is not as it was written")
             yield row[:-1]
 
@@ -190,7 +190,7 @@ def load(database: sqlite3.Connection) -> Saved:
     replies: dict[bytes, list[tuple[int, Any]]] = {id: [] for id in numbers}
     for session_id, request_id, response in rows("replies", "ORDER BY session, request"):
         replies[session_id].append((request_id, _response_from(response)))
-    saved = Saved(
+    saved = SavedStore(
         store_id=str(meta["store_id"]),
         revision=int(meta.get("revision", 0)),
         compacted=int(meta.get("compacted", 0)),
@@ -205,7 +205,7 @@ def load(database: sqlite3.Connection) -> Saved:
             for id, ttl, disconnect_ttl, gone_ttl, anonymous in rows("leases")
         ),
         sessions=tuple(SavedSession(id=id, number=numbers[id], replies=tuple(kept)) for id, kept in replies.items()),
-        history=tuple(_history(rows("history", "ORDER BY place"))),
+        history=tuple(_history_from_rows(rows("history", "ORDER BY place"))),
     )
     revisions = [events[0].revision for events in saved.history]
     if revisions != list(range(saved.compacted + 1, saved.revision + 1)):
@@ -216,7 +216,7 @@ def load(database: sqlite3.Connection) -> Saved:
     return saved
 
 
-def _history(rows: Iterator[tuple[int, bytes]]) -> Iterator[tuple[Event, ...]]:
+def _history_from_rows(rows: Iterator[tuple[int, bytes]]) -> Iterator[tuple[Event, ...]]:
     for revision, parts in groupby(rows, key=lambda row: row[0] // PARTS):
         events: list[Event] = []
         for number, (place, part) in enumerate(parts):

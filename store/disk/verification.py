@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 
-def open_to_read(path: Path) -> sqlite3.Connection:
+def open_read_only(path: Path) -> sqlite3.Connection:
     """Return a connection that changes nothing, even when it is closed."""
     # On a read-only mount SQLite cannot create the index of its log; of an immutable file it needs none.
     read_only = os.statvfs(path).f_flag & os.ST_RDONLY and not path.with_name(f"{path.name}-wal").exists()
@@ -33,20 +33,20 @@ def verify(directory: Path, *, served: bool = False) -> int:
     """Return a store's format; raise if it is damaged or has lost changes. A `served` store's log is not checked."""
     path = directory / FILE
     marked = DurableMark(directory).read()  # read the mark before the database: a server may write both meanwhile
-    with contextlib.closing(open_to_read(path)) as database:
+    with contextlib.closing(open_read_only(path)) as database:
         database.execute("BEGIN")
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if not database.execute("SELECT 1 FROM sqlite_schema").fetchone():
             raise sqlite3.DatabaseError("it is empty")
         if not served and _log_is_damaged(path):
-            raise _lost(path, "a change in its log is not as it was written, and others come after it")
+            raise _lost_changes_error(path, "a change in its log is not as it was written, and others come after it")
         check_format(version, path)
         (health,) = database.execute("PRAGMA quick_check(1)").fetchone()
         if health != "ok":
             raise sqlite3.DatabaseError(health)
-        store_id, group = rows.last_group(database)
+        store_id, group = rows.read_last_group(database)
     if marked is not None and marked[0] == store_id and marked[1] > group:
-        raise _lost(path, f"it ends with write {group}, and write {marked[1]} was on the disk")
+        raise _lost_changes_error(path, f"it ends with write {group}, and write {marked[1]} was on the disk")
     return int(version)
 
 
@@ -61,7 +61,7 @@ def _log_is_damaged(path: Path) -> bool:
         return wal.is_damaged(file, size=written.stat().st_size, count_of_frames_read=frames)
 
 
-def _lost(path: Path, what: str) -> StoreUsageError:
+def _lost_changes_error(path: Path, what: str) -> StoreUsageError:
     return StoreUsageError(
         f"{path} has lost changes that were acknowledged: {what}; nothing in it was changed: restore a backup (rdzv "
         f"restore FILE DIR), or go on with what is left under a new identity (rdzv restore {path} NEWDIR)"
@@ -88,7 +88,7 @@ def migrate(path: Path, found: int) -> None:
         database.executescript("PRAGMA synchronous=FULL; PRAGMA fullfsync=ON; BEGIN EXCLUSIVE;")
         for step in range(found, rows.FORMAT):
             rows.MIGRATIONS[step](database)
-        rows.load(database)  # raises if the migrated store is inconsistent; closing the database then rolls back
+        rows.load_store(database)  # raises if the migrated store is inconsistent; closing the database then rolls back
         database.execute(f"PRAGMA user_version={rows.FORMAT}")
         database.execute("COMMIT")
     log.warning("%s was carried over from format %d to %d", path, found, rows.FORMAT)

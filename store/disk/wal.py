@@ -45,12 +45,12 @@ def is_damaged(file: IO[bytes], *, size: int, count_of_frames_read: int) -> bool
         _, committed, *its_salts, check1, check2 = FRAME.unpack(file.read(FRAME.size))
         if committed and its_salts == salts:
             file.seek(HEADER.size + (index + 1) * frame_bytes)
-            if _follows(file.read(frame_bytes), salts, order, (check1, check2)):
+            if _is_next_frame(file.read(frame_bytes), salts, order, (check1, check2)):
                 return True
     return False
 
 
-def _follows(frame: bytes, salts: list[int], order: str, checksum: tuple[int, int]) -> bool:
+def _is_next_frame(frame: bytes, salts: list[int], order: str, checksum: tuple[int, int]) -> bool:
     _, _, *its_salts, check1, check2 = FRAME.unpack_from(frame)
     checksum = _checksum(frame[:8], order, checksum)
     return its_salts == salts and _checksum(frame[FRAME.size :], order, checksum) == (check1, check2)

@@ -39,7 +39,7 @@ class WatchLost:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Remainder:
+class LongRead:
     """The unfinished part of a long request: the unread rest of a snapshot and, for a watch, of the history."""
 
     watcher: Watcher
@@ -49,9 +49,9 @@ class Remainder:
     next_revision: int = 0
 
 
-class Applied(NamedTuple):
+class StepResult(NamedTuple):
     """The result of one step. `response` is None if the step has none."""
 
     response: Response | None
     deliveries: tuple[Delivery | Answer | WatchLost, ...] = ()
-    work: Remainder | None = None
+    work: LongRead | None = None

@@ -1,6 +1,6 @@
 """The change in progress: keys written and deleted, leases granted and ended, all at the next revision.
 
-`State` checks a request before `Changes` carries it out, so no change fails half way.
+`StoreState` checks a request before `OpenRevision` carries it out, so no change fails half way.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from store.engine.changeset import ChangeSet
     from store.engine.keyspace import Change
     from store.engine.leases import LeaseRecord
-    from store.engine.state import State
+    from store.engine.state import StoreState
     from store.messages import Cause, Write
 
 
-class Changes:
+class OpenRevision:
     """The revision in progress: the changes `made` so far, in order, and `facts` for the journal (None if none)."""
 
-    def __init__(self, state: State, *, facts: ChangeSet | None) -> None:
+    def __init__(self, state: StoreState, *, facts: ChangeSet | None) -> None:
         self._keys, self._leases = state.keys, state.leases
         self._snapshots, self._postponed, self._past = state.snapshots, state.postponed, state.past
         self.facts = facts
@@ -40,7 +40,7 @@ class Changes:
         self._keys.revision += 1
         return made
 
-    def operate(self, operation: Operation, value: bytes | None) -> int | bool | Entry | None:
+    def execute_operation(self, operation: Operation, value: bytes | None) -> int | bool | Entry | None:
         """Carry out a checked operation of a transaction, with its new value, if any; return its result."""
         if isinstance(operation, Get):
             return self._keys.get(operation.key)
@@ -63,13 +63,13 @@ class Changes:
         elif before is not None:
             lease = before.lease  # `Add` and `Append` keep the key's lease
         if self._snapshots.unread or self._postponed.heaps:
-            self._changing(key, before, index_changes=before is None)
+            self._keep_old_entry(key, before, index_changes=before is None)
         if before is None:
             created = revision
         else:
             created = before.create_revision
             if before.lease != lease:
-                self._detach(key, before.lease)
+                self._detach_from_lease(key, before.lease)
         entry = Entry(key=key, value=value, create_revision=created, mod_revision=revision, lease=lease)
         self._keys.put(entry, before)
         if lease is not None:
@@ -85,25 +85,25 @@ class Changes:
         if entry is None:
             return False
         if self._snapshots.unread or self._postponed.heaps:
-            self._changing(key, entry, index_changes=True)
+            self._keep_old_entry(key, entry, index_changes=True)
         self._keys.remove(key)
         if entry.lease is not None:
-            self._detach(key, entry.lease)
+            self._detach_from_lease(key, entry.lease)
         self.made.append(Event(kind="delete", revision=self._keys.revision + 1, key=key, cause=cause))
         return True
 
-    def _changing(self, key: str, before: Entry | None, *, index_changes: bool) -> None:
+    def _keep_old_entry(self, key: str, before: Entry | None, *, index_changes: bool) -> None:
         unread = self._snapshots.unread
-        is_read = unread and self._snapshots.keep_for(key, before, index_changes=index_changes)
+        is_read = unread and self._snapshots.keep_chunk_of(key, before, index_changes=index_changes)
         if is_read or self._postponed.heaps:
             self._past.keep(key, before, self._keys.revision + 1)
 
-    def _detach(self, key: str, lease_id: int | None) -> None:
+    def _detach_from_lease(self, key: str, lease_id: int | None) -> None:
         lease = None if lease_id is None else self._leases.get_even_if_ending(lease_id)
         if lease is not None:
             lease.keys.pop(key, None)
             if lease.terms.anonymous and not lease.keys:
-                self._end_lease(lease)
+                self._remove_lease(lease)
 
     def grant(self, asked: Grant, *, peer: int | None = None, anonymous: bool = False) -> LeaseRecord:
         """Grant a lease."""
@@ -130,10 +130,10 @@ class Changes:
             if self.facts is not None:
                 self.facts.leases[lease.id] = SavedLease(id=lease.id, ttl=0.0)
         elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # not ended by `erase` already
-            self._end_lease(lease)
+            self._remove_lease(lease)
         return len(going)
 
-    def _end_lease(self, lease: LeaseRecord) -> None:
+    def _remove_lease(self, lease: LeaseRecord) -> None:
         self._leases.end(lease)
         if self.facts is not None:
             self.facts.leases[lease.id] = None

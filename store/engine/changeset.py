@@ -1,6 +1,6 @@
 """The state that survives a restart (promise S3).
 
-`Saved` is the state of a store on disk: the sum of the `ChangeSet` of all steps.
+`SavedStore` is the state of a store on disk: the sum of the `ChangeSet` of all steps.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ class ChangeSet:
         return FACTS_OVERHEAD + sum(event_bytes(event) for events in self.revisions for event in events)
 
     @property
-    def only_frees(self) -> bool:
+    def only_frees_space(self) -> bool:
         """True if the facts only delete keys and end leases."""
         return not any(self.leases.values()) and all(
             event.kind == "delete" for events in self.revisions for event in events
         )
 
-    def note_opened(self, session_id: bytes, number: int) -> None:
+    def note_session_opened(self, session_id: bytes, number: int) -> None:
         """Note a new session; an older session of the same id ends, with its replies."""
         if session_id not in self.sessions:
             self._new.add(session_id)
         self.sessions[session_id] = self.last_session = number
 
-    def note_ended(self, session_id: bytes) -> None:
+    def note_session_ended(self, session_id: bytes) -> None:
         """Note the end of a session. Of a session opened in this step, neither opening nor end is saved."""
         if session_id in self._new:
             self._new.remove(session_id)
@@ -90,7 +90,7 @@ class SavedSession:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class SavedStore:
     """A durable store. `history` has the changes of each revision after `compacted`."""
 
     store_id: str

@@ -19,13 +19,13 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from store.engine.applied import Answer, Applied, Delivery, Remainder, WatchLost
-from store.engine.changes import Changes
+from store.engine.applied import Answer, Delivery, LongRead, StepResult, WatchLost
+from store.engine.changes import OpenRevision
 from store.engine.changeset import ChangeSet, KeptReply
 from store.engine.keyspace import events_of
-from store.engine.processes import ConnectionEnd
-from store.engine.requests import Requests
-from store.engine.state import State
+from store.engine.processes import DisconnectKind
+from store.engine.requests import RequestExecutor
+from store.engine.state import StoreState
 from store.errors import LimitExceeded, StoreError
 from store.limits import Limits
 from store.messages import ERRORS, TAKE_AWAY, Failed, FailureKind, Granted, Request, Response, mutates, operations_of
@@ -33,7 +33,7 @@ from store.messages import ERRORS, TAKE_AWAY, Failed, FailureKind, Granted, Requ
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from store.engine.changeset import Saved
+    from store.engine.changeset import SavedStore
     from store.engine.sessions import Session
     from store.engine.waits import PostponedWaits
     from store.engine.watches import Watcher
@@ -47,7 +47,7 @@ WAITED_KEYS_AT_ONCE = 16_384  # a change postpones its waits if they have more k
 
 ENDED = object()
 
-_make_applied = tuple.__new__  # twice as fast as `Applied(...)`
+_make_result = tuple.__new__  # twice as fast as `StepResult(...)`
 
 _KINDS = {error: kind for kind, error in ERRORS.items()}
 
@@ -61,7 +61,7 @@ class Engine:
         self.store_id = store_id
         self.limits: Limits = limits or Limits()
         self.read_only: str | None = None  # why no write is accepted; None if writes are accepted
-        self.state: State = State(self.limits)
+        self.state: StoreState = StoreState(self.limits)
         state = self.state
         self._keys, self._leases, self._sessions = state.keys, state.leases, state.sessions
         self._watches, self._waits = state.watches, state.waits
@@ -70,11 +70,11 @@ class Engine:
         self._keys.revision = first_revision
         self._history.begin(first_revision)
         self._session_of: dict[int, Session] = {}
-        self._changes = Changes(state, facts=ChangeSet() if durable else None)
-        self._asked = Requests(state, self._changes, figures=self.figures)
+        self._changes = OpenRevision(state, facts=ChangeSet() if durable else None)
+        self._asked = RequestExecutor(state, self._changes, figures=self.figures)
         self._ends: deque[Iterator[None]] = deque()  # unfinished cleanups of closed peers
         self.has_chores: bool = False
-        self._works: dict[int, Remainder] = {}  # by peer: the unfinished part of its long request
+        self._works: dict[int, LongRead] = {}  # by peer: the unfinished part of its long request
         self._requests = 0
         self._now = -math.inf
         self._lapsed = 0
@@ -85,7 +85,7 @@ class Engine:
         return self._keys.revision
 
     @classmethod
-    def restore(cls, saved: Saved, *, limits: Limits | None = None, now: float) -> Engine:
+    def restore(cls, saved: SavedStore, *, limits: Limits | None = None, now: float) -> Engine:
         """Return an engine that continues a saved store."""
         engine = cls(store_id=saved.store_id, limits=limits, durable=True)
         engine._keys.revision = saved.revision
@@ -112,7 +112,7 @@ class Engine:
         self, peer: int, *, session_id: bytes, now: float, process: bytes = b""
     ) -> tuple[int, int | None] | None:
         """Open a session; return its number and its earlier connection, if any; None if there are too many sessions."""
-        self._note_forgotten(self._sessions.expire(now) + self._sessions.evict_for(session_id, now))
+        self._note_forgotten_sessions(self._sessions.expire(now) + self._sessions.evict_for_session(session_id, now))
         made = self._sessions.made
         opened = self._sessions.open_session(session_id, peer=peer)
         if opened is None:
@@ -120,36 +120,36 @@ class Engine:
         session, previous = opened
         self._leases.processes.note_connected(peer, process, previous=previous)
         if self._changes.facts is not None and self._sessions.made != made:
-            self._changes.facts.note_opened(session.id, session.number)
+            self._changes.facts.note_session_opened(session.id, session.number)
         self._session_of[peer] = session
         return session.number, previous
 
-    def disconnect(self, peer: int, *, now: float, how: ConnectionEnd) -> None:
+    def disconnect(self, peer: int, *, now: float, how: DisconnectKind) -> None:
         """Handle the end of a peer's connection."""
-        self._leases.advance(now)
+        self._leases.advance_clock(now)
         work = self._works.pop(peer, None)
         snapshot = None if work is None else work.snapshot
         if snapshot is not None:
-            self._snapshots.end(snapshot)
-        leases = self._leases.peer_closed(peer, how)
+            self._snapshots.unregister(snapshot)
+        leases = self._leases.shorten_after_close(peer, how)
         unread = () if snapshot is None else snapshot.free_in_steps()
-        end = chain(leases, self._watches.peer_closed(peer), self._waits.peer_closed(peer), unread)
+        end = chain(leases, self._watches.remove_peer(peer), self._waits.remove_peer(peer), unread)
         if self._ends or next(end, ENDED) is not ENDED:  # clean up later, in steps: thousands of peers may end at once
             self._ends.append(end)
         self.has_chores = bool(self.has_chores or self._ends or self.state.past)
         session = self._session_of.pop(peer, None)
         if session is not None:
-            if how is ConnectionEnd.GOODBYE:
-                self._note_forgotten(self._sessions.end(session, peer=peer))
+            if how is DisconnectKind.GOODBYE:
+                self._note_forgotten_sessions(self._sessions.end(session, peer=peer))
             else:
-                self._sessions.connection_closed(session, peer=peer, now=now)
+                self._sessions.keep_for_reconnect(session, peer=peer, now=now)
 
-    def _note_forgotten(self, forgotten: list[bytes]) -> None:
+    def _note_forgotten_sessions(self, forgotten: list[bytes]) -> None:
         if self._changes.facts is not None:
             for session_id in forgotten:
-                self._changes.facts.note_ended(session_id)
+                self._changes.facts.note_session_ended(session_id)
 
-    def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> Applied:
+    def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> StepResult:
         """Carry out one request, at `now` on the server's monotonic clock.
 
         Request ids ascend per client, and identify watches and waits. The client has replies up to `acknowledged`.
@@ -157,23 +157,23 @@ class Engine:
         self._requests += 1
         if now != self._now:  # requests that arrived together have the same `now`
             self._now = self._keys.groups.now = now
-            self._leases.advance(now)
+            self._leases.advance_clock(now)
         session = self._session_of[peer]
         if session.held_bytes:  # the session keeps replies that may be freed
             session.acknowledge(acknowledged)
         changes = mutates(request)
         if changes:
             if request_id <= session.highest:
-                return Applied(response=self._replay(session, request_id, peer))
+                return StepResult(response=self._replayed_reply(session, request_id, peer))
             try:
                 self._check_mutation(session, request)
             except LimitExceeded as error:  # this refusal is not kept as a reply: kept replies may be at their limit
-                return Applied(response=_failed(error))
+                return StepResult(response=_failed_response(error))
         try:
             response = self._asked.carry_out(request, peer, request_id)
         except StoreError as error:
             assert not self._changes.made, "a refused request has changed nothing"
-            response = _failed(error)
+            response = _failed_response(error)
         if self._changes.made:
             self._publish_changes()
         work = self._asked.work
@@ -187,16 +187,16 @@ class Engine:
                         session_id=session.id, acknowledged=acknowledged, request_id=request_id, response=response
                     )
                 )
-        return _make_applied(Applied, (response, self._take_deliveries() if self._asked.deliveries else (), work))
+        return _make_result(StepResult, (response, self._take_deliveries() if self._asked.deliveries else (), work))
 
-    def continue_work(self, work: Remainder) -> Applied:
+    def continue_work(self, work: LongRead) -> StepResult:
         """Do the next step of a long request."""
         response = self._asked.continue_work(work)
         more, self._asked.work = self._asked.work, None
         if more is None:
             del self._works[work.watcher[0]]
             self.has_chores = self.has_chores or bool(self.state.past)
-        return _make_applied(Applied, (response, self._take_deliveries(), more))
+        return _make_result(StepResult, (response, self._take_deliveries(), more))
 
     def _check_mutation(self, session: Session, request: Request[Any]) -> None:
         if self.read_only is not None:
@@ -220,16 +220,16 @@ class Engine:
                 )
         full = self._sessions.budget.bytes >= self.limits.replies_bytes_max
         if full:
-            self._note_forgotten(self._sessions.make_room(self.limits.replies_bytes_max))
+            self._note_forgotten_sessions(self._sessions.make_room_for_replies(self.limits.replies_bytes_max))
         if full or session.held_bytes:
-            state.check_reply(session, request)
+            state.check_reply_room(session, request)
 
     def _take_deliveries(self) -> tuple[Delivery | Answer | WatchLost, ...]:
         deliveries, self._asked.deliveries = tuple(self._asked.deliveries), []
         return deliveries
 
-    def _replay(self, session: Session, request_id: int, peer: int) -> Response:
-        replayed = session.replay(request_id)
+    def _replayed_reply(self, session: Session, request_id: int, peer: int) -> Response:
+        replayed = session.kept_reply(request_id)
         if replayed is None:
             message = f"request {request_id} was applied before the connection broke, but its reply is no longer kept"
             return Failed(kind=FailureKind.FORGOTTEN, message=message)
@@ -245,7 +245,7 @@ class Engine:
         `unheard` maps each peer with waiting requests to the seconds that they have waited. A lease that expired while
         its keeper's requests waited is not ended yet: one of these requests may renew the lease.
         """
-        self._leases.advance(now)
+        self._leases.advance_clock(now)
         room = self.state.writes_max
         for lease in self._leases.expired(most=LAPSES_AT_ONCE):
             if room <= 0:
@@ -255,19 +255,19 @@ class Engine:
                 self._leases.recheck_soon(lease)
                 continue
             self._lapsed += not lease.ending
-            most = self._watches.affordable([*islice(lease.keys, room)])
+            most = self._watches.changes_max([*islice(lease.keys, room)])
             ended = self._changes.end_lease(lease, most=most, cause=lease.cause)
             room = room - ended if self._watches.is_lookup_cheap else 0
             if lease.keys:
                 self._leases.make_due_again(lease)
             self._publish_changes()
-        self._note_forgotten(self._sessions.expire(now))
+        self._note_forgotten_sessions(self._sessions.expire(now))
         return self._take_deliveries()
 
     def advance_leases(self, *, now: float) -> bool:
         """Advance the leases' clock; return True if a lease may have expired."""
-        self._leases.advance(now)
-        due = self._leases.next_due_in()
+        self._leases.advance_clock(now)
+        due = self._leases.seconds_to_next_expiry()
         return due is not None and due <= 0
 
     def figures(self) -> dict[str, Any]:
@@ -323,7 +323,7 @@ class Engine:
     def do_postponed_work(self) -> tuple[Delivery | Answer | WatchLost, ...]:
         """Do a part of the postponed work: check waits, and clean up after closed peers."""
         if self.postponed:
-            self._asked.check_postponed()
+            self._asked.check_postponed_waits()
         if self._ends and next(self._ends[0], ENDED) is ENDED:
             self._ends.popleft()
         is_past_left = self.state.free_old_entries()
@@ -331,5 +331,5 @@ class Engine:
         return self._take_deliveries()
 
 
-def _failed(error: StoreError) -> Failed:
+def _failed_response(error: StoreError) -> Failed:
     return Failed(kind=_KINDS[type(error)], message=str(error))

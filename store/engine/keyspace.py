@@ -44,7 +44,7 @@ def answer_bytes(entry: Entry | None) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class GroupUsage:
     """The memory of one group's keys. `since`: when the group got its first key, or the server started."""
 
     name: str
@@ -59,7 +59,7 @@ class Groups:
     __slots__ = ("_index", "by_name", "now")
 
     def __init__(self) -> None:
-        self.by_name: dict[str, Group] = {}
+        self.by_name: dict[str, GroupUsage] = {}
         self._index = SortedKeys()
         self.now: float = 0.0
 
@@ -87,7 +87,7 @@ class Groups:
             return
         group = self.by_name.get(name)
         if group is None:
-            group = self.by_name[name] = Group(name, self.now)
+            group = self.by_name[name] = GroupUsage(name, self.now)
             self._index.add(name)
         group.keys += keys
         group.bytes += size
@@ -95,11 +95,11 @@ class Groups:
             del self.by_name[name]
             self._index.remove(name)
 
-    def page(self, *, after: str, most: int) -> list[Group]:
+    def page(self, *, after: str, most: int) -> list[GroupUsage]:
         """Return up to `most` groups, in order, whose names follow `after`."""
         return [self.by_name[name] for name in self._index.page("", after=after, most=most)]
 
-    def largest(self, *, by_keys: bool = False) -> Group | None:
+    def largest(self, *, by_keys: bool = False) -> GroupUsage | None:
         """Return the group with the most bytes (or keys, if `by_keys`)."""
         groups = islice(self.by_name.values(), COMPARED_MOST)
         return max(groups, key=lambda group: group.keys if by_keys else group.bytes, default=None)
@@ -176,7 +176,7 @@ class SortedKeys:
             self._chunks.append(Chunk([key]))
             self._firsts.append(key)
             return
-        at = self._chunk_of(key)
+        at = self._chunk_index(key)
         chunk = self._chunks[at]
         insort(chunk, key)
         self._firsts[at] = chunk[0]
@@ -188,7 +188,7 @@ class SortedKeys:
 
     def remove(self, key: str) -> None:
         """Remove an existing key."""
-        at = self._chunk_of(key)
+        at = self._chunk_index(key)
         chunk = self._chunks[at]
         place = bisect_left(chunk, key)
         assert chunk[place] == key, f"{key!r} is not in the index"
@@ -206,7 +206,7 @@ class SortedKeys:
             return found
         if after is not None and after < prefix:
             after = None  # begin at the first key with `prefix`
-        at = self._chunk_of(prefix if after is None else after)
+        at = self._chunk_index(prefix if after is None else after)
         place = bisect_left(self._chunks[at], prefix) if after is None else bisect_right(self._chunks[at], after)
         while at < len(self._chunks) and len(found) < most:
             chunk = self._chunks[at]
@@ -220,9 +220,9 @@ class SortedKeys:
 
     def count(self, prefix: str) -> int:
         """Return how many keys start with `prefix`."""
-        return self.under(prefix)[2] if prefix else self._length
+        return self.chunks_under(prefix)[2] if prefix else self._length
 
-    def under(self, prefix: str) -> tuple[list[Chunk], int, int]:
+    def chunks_under(self, prefix: str) -> tuple[list[Chunk], int, int]:
         """Return the chunks with keys below `prefix`, the index of the first such key, and the number of such keys."""
         if not prefix or not self._chunks:
             return self._chunks.copy(), 0, self._length
@@ -231,22 +231,22 @@ class SortedKeys:
         def cut_to_prefix(key: str) -> str:
             return key[:size]
 
-        first = self._chunk_of(prefix)
+        first = self._chunk_index(prefix)
         last = max(bisect_right(self._firsts, prefix, key=cut_to_prefix) - 1, first)
         place = bisect_left(self._chunks[first], prefix)
         upto = bisect_right(self._chunks[last], prefix, key=cut_to_prefix)
         chunks = self._chunks[first : last + 1]
         return chunks, place, sum(map(len, chunks[:-1])) + upto - place
 
-    def renew_chunk_of(self, key: str, *, shared_until: int, revision: int) -> Chunk | None:
+    def copy_shared_chunk(self, key: str, *, shared_until: int, revision: int) -> Chunk | None:
         """Copy a key's chunk if a snapshot of revision `shared_until` may share it; return the old chunk if copied."""
-        at = self._chunk_of(key)
+        at = self._chunk_index(key)
         if not self._chunks or (shared := self._chunks[at]).born > shared_until:
             return None
         self._chunks[at] = Chunk(shared, born=revision)
         return shared
 
-    def _chunk_of(self, key: str) -> int:
+    def _chunk_index(self, key: str) -> int:
         at = bisect_left(self._firsts, key)
         if at < len(self._firsts) and self._firsts[at] == key:
             return at

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from store.engine.processes import ConnectionEnd, Processes
+from store.engine.processes import DisconnectKind, Processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,7 +53,7 @@ class LeaseRecord:
     noted_at: float = 0.0  # on the server's clock
 
     @property
-    def gone_at(self) -> float:
+    def dead_process_deadline(self) -> float:
         """The deadline by `gone_ttl` if the keeper's process is dead; else infinity."""
         if self.process is None or self.process.died_at is None or self.terms.gone_ttl is None:
             return math.inf
@@ -62,14 +62,14 @@ class LeaseRecord:
     @property
     def ends_at(self) -> float:
         """The deadline."""
-        return min(self.lapses_at, self.gone_at)
+        return min(self.lapses_at, self.dead_process_deadline)
 
     @property
     def cause(self) -> Cause:
         """The reason why the lease expires, or expired."""
         if self.ending:
             return self.ended_by
-        if self.gone_at <= self.lapses_at:
+        if self.dead_process_deadline <= self.lapses_at:
             return "gone"
         return "disconnected" if self.disconnected else "silent"
 
@@ -86,7 +86,7 @@ class Leases:
         self._order: list[int] = []  # a heap of slot numbers; some slots may be empty
         self._last_id = 0
         self._served = 0.0
-        self._looked_at = math.inf  # infinity, so that the first `advance` adds no time
+        self._looked_at = math.inf  # infinity, so that the first `advance_clock` adds no time
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -97,7 +97,7 @@ class Leases:
         for one in saved:
             self.grant(one, peer=None).ending = not one.ttl
 
-    def advance(self, now: float) -> None:
+    def advance_clock(self, now: float) -> None:
         """Advance served time by the time since the last call, but at most by `STALL_AFTER`."""
         passed = now - self._looked_at
         if passed > 0:
@@ -124,14 +124,14 @@ class Leases:
         self._leases[lease.id] = lease
         self.bytes += LEASE_OVERHEAD
         self._schedule(lease, _slot_of(lease.lapses_at))
-        self._keep(lease, peer)
+        self._set_keeper(lease, peer)
         return lease
 
     def keep_alive(self, lease: LeaseRecord, *, peer: int) -> None:
         """Renew a lease; its keeper is now `peer`."""
         lease.lapses_at = self._served + lease.terms.ttl
         lease.disconnected = False
-        self._keep(lease, peer)
+        self._set_keeper(lease, peer)
         self._schedule(lease, _slot_of(lease.ends_at))
 
     def mark_ending(self, lease: LeaseRecord, cause: Cause) -> None:
@@ -149,15 +149,15 @@ class Leases:
         self._detach_keeper(lease)
 
     def _detach_keeper(self, lease: LeaseRecord) -> None:
-        self._keep(lease, None)
+        self._set_keeper(lease, None)
         self.processes.note_lease_released(lease.id)
         lease.process = None
 
-    def peer_closed(self, peer: int, how: ConnectionEnd) -> Iterator[None]:
+    def shorten_after_close(self, peer: int, how: DisconnectKind) -> Iterator[None]:
         """Set earlier deadlines, in steps, for the leases that a closed connection kept."""
-        return self._shorten(peer, self.processes.note_closed(peer, how, now=self._served), self._served)
+        return self._shorten_in_steps(peer, self.processes.note_closed(peer, how, now=self._served), self._served)
 
-    def _shorten(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:
+    def _shorten_in_steps(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:
         kept = self._kept_by.get(peer, set())  # `kept` loses each lease that another peer renews between steps
         while kept:
             for _ in range(min(len(kept), SHORTENED_AT_ONCE)):
@@ -219,7 +219,7 @@ class Leases:
         """Let `expired` return an expired lease again in 0.1 s, unless a request that is still unread renews it."""
         self._schedule(lease, _slot_of(self._served + LOOK_AGAIN_AFTER))
 
-    def next_due_in(self) -> float | None:
+    def seconds_to_next_expiry(self) -> float | None:
         """Return the seconds until the next lease may expire; None if there are no leases."""
         first = self._first_slot()
         if first is None:
@@ -259,7 +259,7 @@ class Leases:
                 heapq.heapify(self._order)
         lease.slot = -1
 
-    def _keep(self, lease: LeaseRecord, peer: int | None) -> None:
+    def _set_keeper(self, lease: LeaseRecord, peer: int | None) -> None:
         if lease.keeper == peer:
             return
         if lease.keeper is not None:

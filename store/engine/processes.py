@@ -3,7 +3,7 @@
 When a process dies, its operating system closes all its connections within a millisecond, without a goodbye. A process
 is assumed dead once its last connection has closed without a goodbye, until it connects again. Exceptions:
 
-- the server or the system has cut one of its connections (`ConnectionEnd.CUT`);
+- the server or the system has cut one of its connections (`DisconnectKind.CUT`);
 - many processes seem to die at once (`_many_seem_dead`);
 - it has no leases: only leases depend on a process's death.
 """
@@ -19,7 +19,7 @@ AT_ONCE = 0.05  # seconds in which deaths count as simultaneous
 MANY = 8
 
 
-class ConnectionEnd(Enum):
+class DisconnectKind(Enum):
     """The way in which a connection ended."""
 
     GOODBYE = "its client said that it will not come back"
@@ -34,7 +34,7 @@ class Process:
     id: bytes
     peers: set[int] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)  # ids of the leases that its connections keep
-    cut: bool = False  # one of its connections was cut (`ConnectionEnd.CUT`), and it has not connected since
+    cut: bool = False  # one of its connections was cut (`DisconnectKind.CUT`), and it has not connected since
     died_at: float | None = None  # when it seemed to die, in served time; None if alive
 
 
@@ -51,7 +51,7 @@ class Processes:
     def note_connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
         """Note a new connection, which replaces the connection `previous`, if any."""
         if previous is not None:  # the end of the replaced connection is no sign of a death
-            self._detach(previous)
+            self._detach_connection(previous)
         if not id:
             return
         process = self._by_id.get(id) or Process(id=id)
@@ -60,13 +60,13 @@ class Processes:
         process.cut = False
         process.died_at = None
 
-    def note_closed(self, peer: int, how: ConnectionEnd, *, now: float) -> Process | None:
+    def note_closed(self, peer: int, how: DisconnectKind, *, now: float) -> Process | None:
         """Handle the end of a connection, at `now` in served time; return the process if it seems dead."""
-        process = self._detach(peer)
+        process = self._detach_connection(peer)
         if process is None:
             return None
-        process.cut = process.cut or how is ConnectionEnd.CUT
-        if process.peers or process.cut or how is not ConnectionEnd.DROPPED or not process.leases:
+        process.cut = process.cut or how is DisconnectKind.CUT
+        if process.peers or process.cut or how is not DisconnectKind.DROPPED or not process.leases:
             return None
         self._fallen.pop(process, None)
         self._fallen[process] = now
@@ -101,15 +101,15 @@ class Processes:
         if process is not None:
             process.leases.remove(lease)
             self._holders -= not process.leases
-            self._forget_if_done(process)
+            self._forget_if_unused(process)
 
-    def _detach(self, peer: int) -> Process | None:
+    def _detach_connection(self, peer: int) -> Process | None:
         process = self._of_peer.pop(peer, None)
         if process is not None:
             process.peers.discard(peer)
-            self._forget_if_done(process)
+            self._forget_if_unused(process)
         return process
 
-    def _forget_if_done(self, process: Process) -> None:
+    def _forget_if_unused(self, process: Process) -> None:
         if not process.peers and not process.leases:
             self._by_id.pop(process.id, None)

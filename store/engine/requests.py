@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from store import messages
-from store.engine.applied import Answer, Delivery, Remainder, WatchLost
+from store.engine.applied import Answer, Delivery, LongRead, WatchLost
 from store.engine.keyspace import answer_bytes
 from store.engine.snapshots import PART_BYTES, STEP_KEYS, Snapshot
 from store.engine.waits import ParkedWait, wait_bytes
@@ -16,9 +16,9 @@ from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreErr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from store.engine.changes import Changes
+    from store.engine.changes import OpenRevision
     from store.engine.leases import LeaseRecord
-    from store.engine.state import State
+    from store.engine.state import StoreState
     from store.messages import Condition, Entry, Operation, Request, Response
 
 REPLAY_REVISIONS = 2048  # revisions of the history read in one step: 0.5 ms
@@ -29,10 +29,10 @@ LOOKS_OF_A_WAIT = 32  # the fixed cost of checking a wait, counted in looked-up 
 PUTS_ON_LEASE = (messages.Put, messages.Create, messages.Add, messages.Append)  # may put a key on a lease
 
 
-class Requests:
+class RequestExecutor:
     """Carries out requests. `deliveries` are messages beside the response."""
 
-    def __init__(self, state: State, changes: Changes, *, figures: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, state: StoreState, changes: OpenRevision, *, figures: Callable[[], dict[str, Any]]) -> None:
         self._limits, self._keys, self._leases = state.limits, state.keys, state.leases
         self._watches, self._waits, self._postponed = state.watches, state.waits, state.postponed
         self._history, self._snapshots, self._past = state.history, state.snapshots, state.past
@@ -42,28 +42,28 @@ class Requests:
         self._asker: Watcher = (0, 0)
         self._when: tuple[Condition, ...] = ()
         self.deliveries: list[Delivery | Answer | WatchLost] = []
-        self.work: Remainder | None = None
+        self.work: LongRead | None = None
 
     def carry_out(self, request: Request[Any], peer: int, request_id: int) -> Response | None:
         """Carry out one request; return None if it waits for missing keys."""
         self._peer, self._asker, self._when = peer, (peer, request_id), ()
-        return _HANDLERS.get(type(request), Requests._refused)(self, request)
+        return _HANDLERS.get(type(request), RequestExecutor._refuse_unknown_type)(self, request)
 
-    def _refused(self, request: Any) -> Response | None:
+    def _refuse_unknown_type(self, request: Any) -> Response | None:
         raise StoreUsageError(f"{type(request).__name__} is no request that this store takes")
 
-    def _guarded(self, request: messages.Guarded[Any]) -> Response | None:
+    def _carry_out_guarded(self, request: messages.Guarded[Any]) -> Response | None:
         self._state.check_limit("operations_max", len(request.when), "conditions")
         if not _all_hold(request.when, self._keys.entries):
-            raise ConditionFailed(_broken(request.when, self._keys.entries))
+            raise ConditionFailed(_failure_text(request.when, self._keys.entries))
         self._when, inner = request.when, request.request
-        handle = _HANDLERS.get(type(inner), Requests._refused)
-        return handle(self, inner) if type(inner) is not messages.Guarded else self._refused(inner)
+        handle = _HANDLERS.get(type(inner), RequestExecutor._refuse_unknown_type)
+        return handle(self, inner) if type(inner) is not messages.Guarded else self._refuse_unknown_type(inner)
 
-    def continue_work(self, work: Remainder) -> Response | None:
+    def continue_work(self, work: LongRead) -> Response | None:
         """See `Engine.continue_work`."""
         if work.prefix is None:
-            return self._list_part(work)
+            return self._next_list_part(work)
         self._open_watch(work)
         return None
 
@@ -76,22 +76,22 @@ class Requests:
         self._state.check_limit("operations_max", len(request.keys), "keys")
         if "" in request.keys:
             self._state.check_key("")
-        listing = self._listing(tuple(map(self._keys.get, request.keys)), self._keys.revision)
+        listing = self._checked_listing(tuple(map(self._keys.get, request.keys)), self._keys.revision)
         if len(request.keys) <= STEP_KEYS:
             return listing
         snapshot = Snapshot.of_keys(self._keys, self._past, request.keys, list(listing.entries))
-        return self._list_part(Remainder(watcher=self._asker, snapshot=snapshot))
+        return self._next_list_part(LongRead(watcher=self._asker, snapshot=snapshot))
 
-    def _listing(self, entries: tuple[Entry | None, ...], revision: int) -> messages.Listing:
+    def _checked_listing(self, entries: tuple[Entry | None, ...], revision: int) -> messages.Listing:
         if len(entries) * self._keys.answer_bytes_max > self._limits.frame_bytes_max:
             self._state.check_limit("frame_bytes_max", sum(map(answer_bytes, entries)))
         return messages.Listing(entries, revision)
 
     def _list(self, request: messages.List) -> messages.Listing | messages.ListingPart:
         snapshot = Snapshot.of_prefix(self._keys, self._past, request.prefix)
-        return self._list_part(Remainder(watcher=self._asker, snapshot=snapshot, keys_only=request.keys_only))
+        return self._next_list_part(LongRead(watcher=self._asker, snapshot=snapshot, keys_only=request.keys_only))
 
-    def _list_part(self, work: Remainder) -> messages.Listing | messages.ListingPart:
+    def _next_list_part(self, work: LongRead) -> messages.Listing | messages.ListingPart:
         snapshot = work.snapshot
         assert snapshot is not None, "what is listed is read"
         entries = snapshot.next_part()
@@ -101,11 +101,11 @@ class Requests:
             return messages.ListingPart(entries=tuple(entries))
         return messages.Listing(tuple(entries), snapshot.revision)
 
-    def _keep_reading(self, work: Remainder, snapshot: Snapshot) -> bool:
+    def _keep_reading(self, work: LongRead, snapshot: Snapshot) -> bool:
         if not snapshot.left:
-            self._snapshots.end(snapshot)
+            self._snapshots.unregister(snapshot)
             return False
-        self._snapshots.begin(snapshot, reader=work.watcher[0])
+        self._snapshots.register(snapshot, reader=work.watcher[0])
         self.work = work
         return True
 
@@ -119,7 +119,7 @@ class Requests:
         return messages.Figures(figures=self._figures())
 
     def _list_groups(self, request: messages.ListGroups) -> messages.GroupPage:
-        self._state.check_size(request.after, "name")
+        self._state.check_key_size(request.after, "name")
         groups = self._keys.groups
         page = groups.page(after=request.after, most=GROUPS_AT_ONCE + 1)
         return messages.GroupPage(
@@ -133,33 +133,33 @@ class Requests:
         )
 
     def _list_notes(self, request: messages.ListNotes) -> messages.NotePage:
-        self._state.check_size(request.prefix, "prefix")
-        self._state.check_size(request.after, "key")
+        self._state.check_key_size(request.prefix, "prefix")
+        self._state.check_key_size(request.after, "key")
         keys = self._keys.index.page(request.prefix, after=request.after or None, most=NOTES_AT_ONCE + 1)
-        return messages.NotePage(notes=tuple(map(self._note, keys[:NOTES_AT_ONCE])), more=len(keys) > NOTES_AT_ONCE)
+        return messages.NotePage(notes=tuple(map(self._key_note, keys[:NOTES_AT_ONCE])), more=len(keys) > NOTES_AT_ONCE)
 
-    def _note(self, key: str) -> messages.Note:
+    def _key_note(self, key: str) -> messages.Note:
         lease = self._leases.get(self._keys.entries[key].lease or 0)
         if lease is None or not lease.note:
             return messages.Note(key=key, note=b"", age=0.0)
         return messages.Note(key=key, note=lease.note, age=self._leases.note_age(lease))
 
-    def _excessive(self, request: messages.TooManyElements) -> Response:
+    def _refuse_too_many_elements(self, request: messages.TooManyElements) -> Response:
         raise LimitExceeded(
             f"the request holds more than {request.elements_max} elements, and operations_max is "
             f"{self._limits.operations_max}: split it"
         )
 
-    def _unknown(self, request: messages.UnknownRequest) -> messages.Failed:
+    def _refuse_unknown_request(self, request: messages.UnknownRequest) -> messages.Failed:
         message = f"this server does not know {request.what}: it is of an older release than the client; upgrade it"
         return messages.Failed(kind=messages.FailureKind.UNSUPPORTED, message=message)
 
     def _put(self, request: messages.Put) -> messages.Written:
-        return messages.Written(self._changes.write(request, self._admit(request)).mod_revision)
+        return messages.Written(self._changes.write(request, self._check_write_and_room(request)).mod_revision)
 
-    def _admit(self, write: messages.Write) -> bytes:
+    def _check_write_and_room(self, write: messages.Write) -> bytes:
         value = self._state.check_write(write)
-        self._state.check_room_for(write.key, len(value))
+        self._state.check_room_for_value(write.key, len(value))
         return value
 
     def _delete(self, request: messages.Delete) -> messages.Counted:
@@ -176,7 +176,7 @@ class Requests:
         keys = self._keys.index.page(request.prefix, after=None, most=most)
         if request.at_most is None:
             self._state.check_watch_lookups(keys)
-        keys = keys[: self._watches.affordable(keys)]
+        keys = keys[: self._watches.changes_max(keys)]
         for key in keys:
             self._changes.erase(key)
         return messages.Counted(count=len(keys), revision=self._changes.revision)
@@ -188,7 +188,7 @@ class Requests:
         most, entries = self._state.writes_max, self._keys.entries
         looked_at = self._keys.index.page(request.prefix, after=request.after or None, most=most)
         keys = [key for key in looked_at if entries[key].mod_revision <= newest]
-        count = self._watches.affordable(keys)
+        count = self._watches.changes_max(keys)
         after = keys[count - 1] if count < len(keys) else looked_at[-1] if len(looked_at) == most else ""
         for key in keys[:count]:
             self._changes.erase(key)
@@ -203,11 +203,11 @@ class Requests:
         value = self._state.check_write(request)
         if not as_expected:
             return messages.CompareAndSetResult(False, entry)
-        self._state.check_room_for(request.key, len(value))
+        self._state.check_room_for_value(request.key, len(value))
         return messages.CompareAndSetResult(True, self._changes.write(request, value))
 
     def _add(self, request: messages.Add | messages.Append) -> messages.Added:
-        value = self._admit(request)
+        value = self._check_write_and_room(request)
         revision = self._changes.write(request, value).mod_revision
         return messages.Added(value=int(value) if type(request) is messages.Add else len(value), revision=revision)
 
@@ -216,17 +216,17 @@ class Requests:
         self._state.check_limit("writes_max", len(request.then) + len(request.otherwise), "operations")
         succeeded = _all_hold(request.when, self._keys.entries)
         operations = request.then if succeeded else request.otherwise
-        granted = self._grant_for(operations, request.grants) if request.grants else ()
+        granted = self._grant_used(operations, request.grants) if request.grants else ()
         try:
             values = self._state.check_branch(operations)
         except StoreError:
             for lease in granted:
                 self._changes.end_lease(lease, most=0)  # the new lease has no keys yet
             raise
-        results = tuple(map(self._changes.operate, operations, values))
+        results = tuple(map(self._changes.execute_operation, operations, values))
         return messages.TransactionResult(succeeded, results, self._changes.revision)
 
-    def _grant_for(self, operations: tuple[Operation, ...], grants: tuple[messages.Grant, ...]) -> list[LeaseRecord]:
+    def _grant_used(self, operations: tuple[Operation, ...], grants: tuple[messages.Grant, ...]) -> list[LeaseRecord]:
         self._state.check_limit("operations_max", len(grants), "leases")
         used = {
             operation.lease: operation.key
@@ -265,7 +265,7 @@ class Requests:
 
     def _revoke(self, request: messages.Revoke) -> messages.Done:
         lease = self._state.find_lease(request.lease)
-        self._changes.end_lease(lease, most=self._watches.affordable([*islice(lease.keys, self._state.writes_max)]))
+        self._changes.end_lease(lease, most=self._watches.changes_max([*islice(lease.keys, self._state.writes_max)]))
         return messages.Done()
 
     def _time_to_live(self, request: messages.TimeToLive) -> messages.LeaseState:
@@ -290,8 +290,8 @@ class Requests:
             start = max(request.start_revision, self._history.began + 1)  # the store's first change
         if start > self._keys.revision + 1:
             raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {self._keys.revision}")
-        self._state.check_size(request.prefix, "prefix")
-        self._state.check_can_open(self._peer, watch_bytes(request.prefix), (request.prefix,))
+        self._state.check_key_size(request.prefix, "prefix")
+        self._state.check_watch_room(self._peer, watch_bytes(request.prefix), (request.prefix,))
         snapshot = Snapshot.of_prefix(self._keys, self._past, request.prefix) if request.snapshot else None
         if start <= self._history.compacted:
             return messages.Failed(
@@ -300,10 +300,10 @@ class Requests:
                 f"at {self._history.compacted + 1}, since history_bytes_max is "
                 f"{self._limits.history_bytes_max}; watch with snapshot=True to be told of a reset instead",
             )
-        self._open_watch(Remainder(watcher=self._asker, snapshot=snapshot, prefix=request.prefix, next_revision=start))
-        return messages.Watching(revision=self._keys.revision)
+        self._open_watch(LongRead(watcher=self._asker, snapshot=snapshot, prefix=request.prefix, next_revision=start))
+        return messages.WatchOpened(revision=self._keys.revision)
 
-    def _open_watch(self, work: Remainder) -> None:
+    def _open_watch(self, work: LongRead) -> None:
         peer, watch_id = work.watcher
         watches = {peer: (watch_id,)}
         assert work.prefix is not None
@@ -332,11 +332,11 @@ class Requests:
         self._state.check_limit("operations_max", len(request.keys), "keys")
         entries = tuple(map(self._keys.get, request.keys))
         if all(entries):
-            return self._listing(entries, self._keys.revision)
+            return self._checked_listing(entries, self._keys.revision)
         for key in request.keys:
             self._state.check_key(key)
         cost = wait_bytes(request.keys, when)
-        self._state.check_can_open(peer, cost, request.keys)
+        self._state.check_watch_room(peer, cost, request.keys)
         self._state.check_limit("waits_bytes_max", self._waits.bytes_of(peer) + cost)
         parked = ParkedWait(keys=request.keys, missing=entries.index(None), when=when)
         self._waits.add(self._asker, parked, cost=cost)
@@ -347,9 +347,9 @@ class Requests:
         for watcher in watchers:
             missing = self._check_wait(watcher, self._keys.entries, self._keys.revision)
             if missing is not None:
-                self._waits.move(watcher, missing)
+                self._waits.move_to_key(watcher, missing)
 
-    def check_postponed(self) -> None:
+    def check_postponed_waits(self) -> None:
         """Check some postponed waits against the keys at the revision that affected each, and at later revisions."""
         left = LOOKS_A_STEP
         while left > 0 and self._postponed:
@@ -364,11 +364,11 @@ class Requests:
         parked = self._waits.parked[watcher]
         keys = {*parked.keys}
         names = keys.union(condition.key for condition in parked.when)
-        entries = {name: entry for name in names if (entry := self._past.as_of(name, since)) is not None}
+        entries = {name: entry for name in names if (entry := self._past.entry_at(name, since)) is not None}
         looks = len(parked.keys) + len(parked.when)
         if self._check_wait(watcher, entries, since) is None:
             return looks
-        later = self._past.changed_after(names, since)
+        later = self._past.changes_after(names, since)
         missing = keys - entries.keys()
         conditions: dict[str, list[Condition]] = {}
         for condition in parked.when if later else ():
@@ -378,7 +378,7 @@ class Requests:
             affected = [condition for name in later[revision] for condition in conditions.get(name, ())]
             looks += len(later[revision]) + len(affected)
             for name in later[revision]:
-                if (entry := self._past.as_of(name, revision)) is not None:
+                if (entry := self._past.entry_at(name, revision)) is not None:
                     entries[name] = entry
                     missing.discard(name)
                 else:
@@ -393,7 +393,7 @@ class Requests:
                 return looks
         place = parked.next_missing(self._keys.entries)
         assert place is not None, "it is not over"
-        self._waits.move(watcher, place)
+        self._waits.move_to_key(watcher, place)
         return looks
 
     def _check_wait(self, watcher: Watcher, entries: Mapping[str, Entry], revision: int) -> int | None:
@@ -402,12 +402,12 @@ class Requests:
         parked = self._waits.parked[watcher]
         response: Response
         if not _all_hold(parked.when, entries):
-            response = messages.Failed(kind=messages.FailureKind.CONDITION, message=_broken(parked.when, entries))
+            response = messages.Failed(kind=messages.FailureKind.CONDITION, message=_failure_text(parked.when, entries))
         elif (missing := parked.next_missing(entries)) is not None:
             return missing
         else:
             try:
-                response = self._listing(tuple(map(entries.get, parked.keys)), revision)
+                response = self._checked_listing(tuple(map(entries.get, parked.keys)), revision)
             except LimitExceeded as error:
                 response = messages.Failed(kind=messages.FailureKind.LIMIT, message=str(error))
         self._waits.remove(watcher)
@@ -422,35 +422,35 @@ def _all_hold(when: Sequence[Condition], entries: Mapping[str, Entry]) -> bool:
     return True
 
 
-def _broken(when: Sequence[Condition], entries: Mapping[str, Entry]) -> str:
-    return next(condition.broken for condition in when if not condition.holds(entries.get(condition.key)))
+def _failure_text(when: Sequence[Condition], entries: Mapping[str, Entry]) -> str:
+    return next(condition.failure_message for condition in when if not condition.holds(entries.get(condition.key)))
 
 
-_HANDLERS: dict[type, Callable[[Requests, Any], Response | None]] = {
-    messages.Guarded: Requests._guarded,
-    messages.Get: Requests._get,
-    messages.GetMany: Requests._get_many,
-    messages.List: Requests._list,
-    messages.Count: Requests._count,
-    messages.Ping: Requests._ping,
-    messages.Stats: Requests._stats,
-    messages.ListGroups: Requests._list_groups,
-    messages.ListNotes: Requests._list_notes,
-    messages.TooManyElements: Requests._excessive,
-    messages.UnknownRequest: Requests._unknown,
-    messages.Put: Requests._put,
-    messages.Delete: Requests._delete,
-    messages.DeletePrefix: Requests._delete_prefix,
-    messages.DeleteOlder: Requests._delete_older,
-    messages.CompareAndSet: Requests._compare_and_set,
-    messages.Add: Requests._add,
-    messages.Append: Requests._add,
-    messages.Transact: Requests._transact,
-    messages.Revoke: Requests._revoke,
-    messages.TimeToLive: Requests._time_to_live,
-    messages.Grant: Requests._grant,
-    messages.KeepAlive: Requests._keep_alive,
-    messages.Watch: Requests._watch,
-    messages.Wait: Requests._wait,
-    messages.Cancel: Requests._cancel,
+_HANDLERS: dict[type, Callable[[RequestExecutor, Any], Response | None]] = {
+    messages.Guarded: RequestExecutor._carry_out_guarded,
+    messages.Get: RequestExecutor._get,
+    messages.GetMany: RequestExecutor._get_many,
+    messages.List: RequestExecutor._list,
+    messages.Count: RequestExecutor._count,
+    messages.Ping: RequestExecutor._ping,
+    messages.Stats: RequestExecutor._stats,
+    messages.ListGroups: RequestExecutor._list_groups,
+    messages.ListNotes: RequestExecutor._list_notes,
+    messages.TooManyElements: RequestExecutor._refuse_too_many_elements,
+    messages.UnknownRequest: RequestExecutor._refuse_unknown_request,
+    messages.Put: RequestExecutor._put,
+    messages.Delete: RequestExecutor._delete,
+    messages.DeletePrefix: RequestExecutor._delete_prefix,
+    messages.DeleteOlder: RequestExecutor._delete_older,
+    messages.CompareAndSet: RequestExecutor._compare_and_set,
+    messages.Add: RequestExecutor._add,
+    messages.Append: RequestExecutor._add,
+    messages.Transact: RequestExecutor._transact,
+    messages.Revoke: RequestExecutor._revoke,
+    messages.TimeToLive: RequestExecutor._time_to_live,
+    messages.Grant: RequestExecutor._grant,
+    messages.KeepAlive: RequestExecutor._keep_alive,
+    messages.Watch: RequestExecutor._watch,
+    messages.Wait: RequestExecutor._wait,
+    messages.Cancel: RequestExecutor._cancel,
 }

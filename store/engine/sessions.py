@@ -62,7 +62,7 @@ class Session:
         self.held_bytes += cost
         self.budget.bytes += cost
 
-    def replay(self, request_id: int) -> messages.Response | None:
+    def kept_reply(self, request_id: int) -> messages.Response | None:
         """Return the kept reply to a request; None if it was freed."""
         place = bisect_left(self.replies, request_id, key=_request_id)
         if place < len(self.replies) and self.replies[place][0] == request_id:
@@ -107,7 +107,7 @@ class Sessions:
         previous, session.peer = session.peer, peer
         return session, previous
 
-    def connection_closed(self, session: Session, *, peer: int, now: float) -> None:
+    def keep_for_reconnect(self, session: Session, *, peer: int, now: float) -> None:
         """Keep a session for a reconnect, after its connection `peer` has closed."""
         if session.peer == peer:
             session.peer = None
@@ -115,31 +115,31 @@ class Sessions:
 
     def end(self, session: Session, *, peer: int) -> list[bytes]:
         """End a session after a goodbye on `peer`, unless it has a newer connection; return the ended sessions' ids."""
-        return [self._forget(session.id)] if session.peer == peer else []
+        return [self._forget_session(session.id)] if session.peer == peer else []
 
     def expire(self, now: float) -> list[bytes]:
         """Forget some sessions whose clients were away for too long; return their ids."""
         expired = takewhile(lambda one: now - self._abandoned[one] >= self._ttl, self._abandoned)
-        return [self._forget(id) for id in [*islice(expired, FORGOTTEN_AT_ONCE)]]
+        return [self._forget_session(id) for id in [*islice(expired, FORGOTTEN_AT_ONCE)]]
 
-    def evict_for(self, id: bytes, now: float) -> list[bytes]:
+    def evict_for_session(self, id: bytes, now: float) -> list[bytes]:
         """If there is no room for session `id`, forget the session disconnected for longest; return its id."""
         if id in self._sessions or len(self._sessions) < self._max or self.seconds_until_room(now) > 0:
             return []
-        return [self._forget(next(iter(self._abandoned)))]
+        return [self._forget_session(next(iter(self._abandoned)))]
 
     def seconds_until_room(self, now: float) -> float:
         """Return the seconds until a disconnected session may be dropped for a new one; infinity if there is none."""
         return next(iter(self._abandoned.values()), math.inf) + AWAY_LEAST - now
 
-    def make_room(self, bytes_max: int) -> list[bytes]:
+    def make_room_for_replies(self, bytes_max: int) -> list[bytes]:
         """Forget disconnected sessions, oldest first, until replies take less than `bytes_max`; return their ids."""
         forgotten = []
         while self._abandoned and self.budget.bytes >= bytes_max:
-            forgotten.append(self._forget(next(iter(self._abandoned))))
+            forgotten.append(self._forget_session(next(iter(self._abandoned))))
         return forgotten
 
-    def _forget(self, id: bytes) -> bytes:
+    def _forget_session(self, id: bytes) -> bytes:
         self._abandoned.pop(id, None)
         self._sessions.pop(id).acknowledge(math.inf)
         return id
@@ -164,14 +164,14 @@ def _revision_in(response: messages.Response) -> int:
 def reply_cost(response: messages.Response) -> int:
     """Return the approximate bytes of a kept reply."""
     if type(response) is messages.CompareAndSetResult:
-        return REPLY + _cost_in_reply(response.entry)
+        return REPLY + _entry_cost(response.entry)
     if type(response) is messages.TransactionResult:
         entries = [each for each in response.results if type(each) is messages.Entry]
-        return REPLY + RESULT * len(response.results) + sum(map(_cost_in_reply, entries))
+        return REPLY + RESULT * len(response.results) + sum(map(_entry_cost, entries))
     return REPLY + (len(response.message) if type(response) is messages.Failed else 0)
 
 
-def _cost_in_reply(entry: messages.Entry | None) -> int:
+def _entry_cost(entry: messages.Entry | None) -> int:
     return 0 if entry is None else ENTRY + messages.key_bytes(entry.key) + len(entry.value)
 
 
@@ -185,5 +185,5 @@ def reply_cost_at_most(request: messages.Request[Any], entries: Mapping[str, mes
     for operation in operations:
         written[operation.key] = written.get(operation.key, 0) + len(getattr(operation, "value", b""))
     keys = [operation.key for operation in operations]  # per key, the reply may hold the old and the new entry
-    there = sum(_cost_in_reply(entries.get(key)) + ENTRY + messages.key_bytes(key) + written[key] for key in keys)
+    there = sum(_entry_cost(entries.get(key)) + ENTRY + messages.key_bytes(key) + written[key] for key in keys)
     return REPLY + RESULT * len(keys) + there

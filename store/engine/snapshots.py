@@ -45,14 +45,14 @@ class OldEntries:
         self._before.setdefault(key, []).append((revision, before))
         self._order.append((revision, key))
 
-    def as_of(self, key: str, revision: int) -> Entry | None:
+    def entry_at(self, key: str, revision: int) -> Entry | None:
         """Return the entry that a key had at a revision."""
         noted = self._before.get(key)
         if noted is not None and (place := bisect_right(noted, revision, key=_revision)) < len(noted):
             return noted[place][1]
         return self.entries.get(key)
 
-    def changed_after(self, names: set[str], revision: int) -> dict[int, list[str]]:
+    def changes_after(self, names: set[str], revision: int) -> dict[int, list[str]]:
         """Map each revision after `revision` that changed some of these keys to the changed keys."""
         later: dict[int, list[str]] = {}
         for name in names & self._before.keys():
@@ -91,7 +91,7 @@ class Snapshot:
     @classmethod
     def of_prefix(cls, keys: Keyspace, past: OldEntries, prefix: str) -> Snapshot:
         """Return a snapshot of the keys under a prefix."""
-        chunks, place, count = keys.index.under(prefix)
+        chunks, place, count = keys.index.chunks_under(prefix)
         return cls(past, deque(chunks), place=place, left=count, revision=keys.revision)
 
     @classmethod
@@ -111,7 +111,7 @@ class Snapshot:
             if self.given is not None:
                 found = self.given[place:upto]
             elif self.past:
-                found = [self.past.as_of(key, self.revision) for key in chunk[place:upto]]
+                found = [self.past.entry_at(key, self.revision) for key in chunk[place:upto]]
             else:
                 found = [self.past.entries[key] for key in chunk[place:upto]]
             for entry in found:
@@ -153,24 +153,24 @@ class Snapshots:
         oldest = self.oldest
         return 0 if oldest is None else self._own + self._counted - oldest.counted_from
 
-    def begin(self, snapshot: Snapshot, *, reader: int) -> None:
-        """Register a snapshot, so that its entries are kept until `end`."""
+    def register(self, snapshot: Snapshot, *, reader: int) -> None:
+        """Register a snapshot, so that its entries are kept until `unregister`."""
         if snapshot not in self.unread:
             self.unread[snapshot] = None
             self._own += snapshot.bytes
             snapshot.reader, snapshot.counted_from = reader, self._counted
 
-    def end(self, snapshot: Snapshot) -> None:
+    def unregister(self, snapshot: Snapshot) -> None:
         """Unregister a snapshot that was read or dropped."""
         if self.unread.pop(snapshot, self) is None:
             self._own -= snapshot.bytes
 
-    def keep_for(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:
+    def keep_chunk_of(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:
         """Keep a changing key's index chunk for snapshots; return True if they may still read its entry `before`."""
         newest = next(reversed(self.unread)).revision
         if index_changes:
             keys = self._keys
-            shared = keys.index.renew_chunk_of(key, shared_until=newest, revision=keys.revision + 1)
+            shared = keys.index.copy_shared_chunk(key, shared_until=newest, revision=keys.revision + 1)
             if shared is not None:
                 self._counted += shared.__sizeof__()
         if before is None or before.mod_revision > newest:

@@ -13,7 +13,7 @@ from store.engine.waits import PostponedWaits, Waits
 from store.engine.watches import History, Watches
 from store.errors import LeaseNotFound, LimitExceeded, StoreUsageError
 from store.messages import CHOSEN_LEASE_LEAST, Add, Append, Create, Delete, Get, Put, key_bytes, operations_of
-from store.records import shown
+from store.records import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -53,7 +53,7 @@ PAST = {
 """By limit: the excess, and the remedy."""
 
 
-class State:
+class StoreState:
     """The parts of a store, its limits, and the room on its disk."""
 
     def __init__(self, limits: Limits) -> None:
@@ -125,15 +125,15 @@ class State:
             entry = self.keys.get(key)
             held = b"" if entry is None else entry.value
             for limit in ("append_bytes_max", "value_bytes_max"):
-                self.check_limit(limit, len(held) + len(write.value), shown(key))
+                self.check_limit(limit, len(held) + len(write.value), brief(key))
             value = held + write.value
         else:
             value = write.value
             if len(value) > self.limits.value_bytes_max and not self.keys.groups.coordinates_run(key):
-                self.check_limit("value_bytes_max", len(value), shown(key))
+                self.check_limit("value_bytes_max", len(value), brief(key))
             if not isinstance(write, Create) and write.ttl is not None:
                 if write.lease is not None:
-                    raise StoreUsageError(f"a put of {shown(key)} takes ttl or lease, not both")
+                    raise StoreUsageError(f"a put of {brief(key)} takes ttl or lease, not both")
                 self.check_ttl(write.ttl, "ttl")
                 if not in_branch:
                     self.check_lease_room(1, (key,))
@@ -164,7 +164,7 @@ class State:
             if isinstance(operation, Get):
                 answer += max(answer_bytes(self.keys.get(key)), key_bytes(key) + sizes.get(key, 0))
             elif key in sizes:
-                raise StoreUsageError(f"a transaction writes {shown(key)} twice; it may do so once")
+                raise StoreUsageError(f"a transaction writes {brief(key)} twice; it may do so once")
             elif isinstance(operation, Create) and (there := self.keys.get(key)) is not None:
                 sizes[key] = 0
                 answer += answer_bytes(there)
@@ -186,14 +186,14 @@ class State:
             values.append(value)
         self.check_watch_lookups(sizes)
         self.check_lease_room(len(leased), leased)
-        self.check_room(written)
+        self.check_room_for_writes(written)
         if answer:
             self.check_limit("frame_bytes_max", answer)
         return values
 
     def check_watch_lookups(self, keys: Collection[str]) -> None:
         """Refuse a change of so many keys that finding their watches would take too long."""
-        most = self.watches.affordable(keys)
+        most = self.watches.changes_max(keys)
         if most < len(keys):
             raise LimitExceeded(
                 f"the request changes {len(keys)} keys, and prefixes of so many lengths are watched that {most} of "
@@ -204,20 +204,20 @@ class State:
         """Refuse an empty or too long key."""
         if not key:
             raise StoreUsageError("a key has at least one character")
-        self.check_size(key, "key")
+        self.check_key_size(key, "key")
 
-    def check_size(self, key: str, what: str) -> None:
+    def check_key_size(self, key: str, what: str) -> None:
         """Refuse a key or prefix that is too long."""
         if len(key) * 4 > self.limits.key_bytes_max:
-            self.check_limit("key_bytes_max", len(key.encode()), f"the {what} {shown(key)}")
+            self.check_limit("key_bytes_max", len(key.encode()), f"the {what} {brief(key)}")
 
-    def check_room_for(self, key: str, size: int) -> None:
+    def check_room_for_value(self, key: str, size: int) -> None:
         """Refuse a value of this size if the store has no room for it."""
         before = self.keys.get(key)
         if before is None or len(before.value) != size:
-            self.check_room(((key, size),))
+            self.check_room_for_writes(((key, size),))
 
-    def check_room(self, writes: Collection[tuple[str, int]]) -> None:
+    def check_room_for_writes(self, writes: Collection[tuple[str, int]]) -> None:
         """Refuse writes, pairs of a key and its new size, that the store has no room for."""
         names = [key for key, _ in writes]
         keys = size = 0  # added by these writes
@@ -241,7 +241,7 @@ class State:
             self.check_limit("stored_bytes_max", self.keys.bytes + size, for_keys=names)
         for name, (more, added) in grown.items():  # one group must not take the room of others
             group = self.keys.groups.by_name.get(name)
-            whose = f"the group {shown(name)}"
+            whose = f"the group {brief(name)}"
             if more > 0:
                 self.check_limit("group_keys_max", more + (group.keys if group else 0), whose, for_keys=names)
             if added > 0:
@@ -264,7 +264,7 @@ class State:
             return
         if record.terms.anonymous:  # an anonymous lease ends with its only key, which this transaction may delete
             raise StoreUsageError(
-                f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {shown(write.key)} on"
+                f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {brief(write.key)} on"
             )
 
     def check_grant(self, grant: Grant) -> None:
@@ -278,7 +278,7 @@ class State:
         for grant in grants:
             if grant.id is None or not CHOSEN_LEASE_LEAST <= grant.id < 2 * CHOSEN_LEASE_LEAST:
                 raise StoreUsageError(
-                    f"a transaction grants a lease of id {shown(grant.id)}; choose one from {CHOSEN_LEASE_LEAST} on"
+                    f"a transaction grants a lease of id {brief(grant.id)}; choose one from {CHOSEN_LEASE_LEAST} on"
                 )
             self.check_grant(grant)
         if len({grant.id for grant in grants}) < len(grants):
@@ -297,14 +297,14 @@ class State:
             self.check_limit("leases_max", len(self.leases) + leases, for_keys=for_keys)
             self.check_memory(leases * LEASE_OVERHEAD, for_keys)
 
-    def check_reply(self, session: Session, request: Request[Any]) -> None:
+    def check_reply_room(self, session: Session, request: Request[Any]) -> None:
         """Refuse a request if its reply could not be kept."""
         self.check_limit("session_replies_max", len(session.replies) + 1)
         self.check_limit("session_replies_bytes_max", session.held_bytes + 1)
         if session.replies or reply_cost_at_most(request, self.keys.entries) > SMALL_REPLY_BYTES:
             self.check_limit("replies_bytes_max", self.sessions.budget.bytes + 1)
 
-    def check_can_open(self, peer: int, cost: int, for_keys: Collection[str]) -> None:
+    def check_watch_room(self, peer: int, cost: int, for_keys: Collection[str]) -> None:
         """Refuse a peer one more watch or wait of `cost` bytes."""
         self.check_limit("watches_max", self.watches.count_of(peer) + self.waits.count_of(peer) + 1)
         self.check_memory(cost, for_keys)

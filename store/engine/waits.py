@@ -82,7 +82,7 @@ class Waits:
         self.bytes += cost
         self._register_at_keys(watcher, parked)
 
-    def move(self, watcher: Watcher, missing: int) -> None:
+    def move_to_key(self, watcher: Watcher, missing: int) -> None:
         """Register a wait at another missing key."""
         parked = self.parked[watcher]
         self._unregister_at(self._at, parked.keys[parked.missing], watcher)
@@ -110,7 +110,7 @@ class Waits:
         if standing is not None and standing.pop(watcher, self) is None and not standing:
             del places[key]
 
-    def peer_closed(self, peer: int) -> Iterator[None]:
+    def remove_peer(self, peer: int) -> Iterator[None]:
         """Remove all waits of a peer, in steps."""
         for count, request_id in enumerate(tuple(self._by.get(peer, ())), 1):
             if (peer, request_id) in self.parked:  # not answered since

@@ -2,7 +2,7 @@
 
 Watches are indexed by prefix, and prefixes by length. A changed key costs one lookup for each distinct length of the
 watched prefixes in its group (the keys of one run, see `keyspace`), and of prefixes too short for a group. Prefixes of
-thousands of lengths slow down only their own run. `affordable` limits how many keys a request may change, so that its
+thousands of lengths slow down only their own run. `changes_max` limits how many keys a request may change, so that its
 lookups do not take too long (promise S11).
 """
 
@@ -94,10 +94,10 @@ class Watches:
         self.bytes -= watch_bytes(prefix)
         if not by_peer:
             del self.by_prefix[prefix]
-            self._forget_length(self._group_of(prefix) or "", len(prefix))
+            self._forget_prefix_length(self._group_of(prefix) or "", len(prefix))
         return True
 
-    def _forget_length(self, group: str, length: int) -> None:
+    def _forget_prefix_length(self, group: str, length: int) -> None:
         lengths = self._lengths[group]
         lengths[length] -= 1
         if not lengths[length]:
@@ -108,7 +108,7 @@ class Watches:
             if not lengths:
                 del self._lengths[group], self._sorted_lengths[group]
 
-    def peer_closed(self, peer: int) -> Iterator[None]:
+    def remove_peer(self, peer: int) -> Iterator[None]:
         """Close all watches of a peer, in steps."""
         for count, watch_id in enumerate(tuple(self._prefixes.get(peer, ())), 1):
             self.remove(peer, watch_id)
@@ -120,7 +120,7 @@ class Watches:
         """True if watched prefixes have so few lengths that any number of keys may change."""
         return not self._of_many_lengths
 
-    def affordable(self, keys: Collection[str]) -> int:
+    def changes_max(self, keys: Collection[str]) -> int:
         """Return how many of these keys, at least 1, one request may change without too many lookups."""
         if self.is_lookup_cheap:
             return len(keys)
@@ -139,7 +139,7 @@ class Watches:
         """Return pairs: the watches, by peer, that get the same changes of one revision, and those changes."""
         if len(changes) == 1:
             found: dict[int, list[int]] = {}
-            for prefix in self._watched(changes[0].key, -1):
+            for prefix in self._watched_prefixes(changes[0].key, -1):
                 self._add_watches_of(prefix, found)
             return [(found, tuple(changes))] if found else []
         # Sorted keys with a common prefix are adjacent.
@@ -153,7 +153,7 @@ class Watches:
                 prefix, start = begun.pop()
                 self._add_watches_of(prefix, stretches.setdefault((start, at), {}))
             if key is not None:
-                begun += [(prefix, at) for prefix in self._watched(key, len(begun[-1][0]) if begun else -1)]
+                begun += [(prefix, at) for prefix in self._watched_prefixes(key, len(begun[-1][0]) if begun else -1)]
         return [
             (watches, tuple([changes[place] for place in sorted(order[start:end])]))
             for (start, end), watches in stretches.items()
@@ -163,7 +163,7 @@ class Watches:
         for peer, watch_ids in self.by_prefix[prefix].items():
             found.setdefault(peer, []).extend(watch_ids)
 
-    def _watched(self, key: str, beyond: int) -> list[str]:
+    def _watched_prefixes(self, key: str, beyond: int) -> list[str]:
         found = []
         group = self._group_of(key)
         # A watched prefix too short to have a group is shorter than the group's name of each key that it matches.

@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from store import interface
-from store.errors import ConnectionLost, StoreError, WaitEnded, unsent
+from store.errors import ConnectionLost, StoreError, WaitEnded, unsent_copy
 from store.etcd import client as etcd
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Request, Response, waits
-from store.net.process import check_made_here, process_identity
+from store.net.process import check_not_forked, process_identity
 from store.net.threads import LoopThread
 
 if TYPE_CHECKING:
@@ -55,14 +55,14 @@ class Client(interface.BlockingStore):
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """See `Calls.call`."""
-        call = self._begun(partial(self._client.call, request, timeout=timeout))
+        call = self._start_call(partial(self._client.call, request, timeout=timeout))
         if not waits(request):
-            return self._result(call)
+            return self._wait_for_result(call)
         self._waiting.add(call)
         if self._waits_ended:  # `end_waits` may have run before this call was in `_waiting`
             call.cancel()
         try:
-            return self._result(call)
+            return self._wait_for_result(call)
         except CancelledError:
             if self._waits_ended:
                 raise WaitEnded("waits were ended here") from None
@@ -98,23 +98,23 @@ class Client(interface.BlockingStore):
         for call in tuple(self._waiting):
             call.cancel()
 
-    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return self._result(self._begun(work))
+    def _run_in_thread(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return self._wait_for_result(self._start_call(work))
 
-    def _begun(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Call[T]:
-        check_made_here(self._made_in, self.name)
+    def _start_call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Call[T]:
+        check_not_forked(self._made_in, self.name)
         with self._starting:
             if self._failed is not None:
-                raise unsent(self._failed)
+                raise unsent_copy(self._failed)
             if self._thread is None:
-                self._thread = self._started()
+                self._thread = self._start_thread()
             thread = self._thread
         try:
             return thread.run(work())
         except RuntimeError:
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False) from None
 
-    def _started(self) -> LoopThread:
+    def _start_thread(self) -> LoopThread:
         thread = LoopThread(f"client of {self.name}", end=self._client.aclose)
         try:
             thread.run(self._client.open()).wait()
@@ -123,7 +123,7 @@ class Client(interface.BlockingStore):
             raise
         return thread
 
-    def _result(self, call: Call[T]) -> T:
+    def _wait_for_result(self, call: Call[T]) -> T:
         try:
             return call.wait()
         except BaseException:
@@ -142,13 +142,13 @@ class Watch(interface.BlockingWatch):
         self._closed = threading.Event()
 
     def __enter__(self) -> Self:
-        self._client._run(self._watch.__aenter__)
+        self._client._run_in_thread(self._watch.__aenter__)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         with contextlib.suppress(StoreError):  # raised if the client is closed, which has ended the watch
-            self._client._run(partial(self._watch.__aexit__, None, None, None))
+            self._client._run_in_thread(partial(self._watch.__aexit__, None, None, None))
 
     def close(self) -> None:
         """End the watch and its iteration; any thread may call this."""
@@ -169,11 +169,11 @@ class Watch(interface.BlockingWatch):
                 self._given = batch = ready[0]
                 yield batch
                 continue
-            self._reading = self._client._begun(self._watch.wait_for_batch)
+            self._reading = self._client._start_call(self._watch.wait_for_batch)
             if self._closed.is_set():  # `close` ran in another thread before `_reading` was set
                 self._reading.cancel()
             try:
-                self._client._result(self._reading)
+                self._client._wait_for_result(self._reading)
             except CancelledError:
                 if self._closed.is_set():
                     return

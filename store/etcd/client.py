@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import anyio
 
 from store import interface, messages
-from store.calls import time_limit
+from store.calls import checked_timeout
 from store.errors import (
     ConnectionLost,
     StoreError,
@@ -25,18 +25,18 @@ from store.errors import (
     StoreTimeoutError,
     StoreUsageError,
     Unsupported,
-    unsent,
+    unsent_copy,
 )
 from store.etcd import leases
-from store.etcd.codec import OPERATIONS_MAX, Cluster, Failure, entry_in, events_of, range_of, watch_requests
-from store.etcd.members import Members, RetryState
+from store.etcd.codec import OPERATIONS_MAX, Cluster, Failure, entry_in, events_by_revision, range_of, watch_requests
+from store.etcd.members import MaybeDone, Members
 from store.etcd.reads import Reads
 from store.etcd.receipts import HANG_UP_WITHIN, WriteReceipts
 from store.etcd.watch import Watch
 from store.etcd.writes import WriteAttempts
 from store.interface import DEFAULT_TIMEOUT
 from store.net.absence import log_absence
-from store.net.dialing import route_to
+from store.net.dialing import find_route
 from store.net.process import process_identity
 from store.net.tasks import running_loop
 from store.watch_cursor import WatchCursor
@@ -58,7 +58,7 @@ WATCHES_MOST: Final = 100  # the most missing keys that one `Wait` request watch
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, Members]] = WeakKeyDictionary()
 
 
-def _members_shared_as(name: Hashable | None, make: Callable[[], Members]) -> Members:
+def _shared_members(name: Hashable | None, make: Callable[[], Members]) -> Members:
     if name is None:
         return make()
     here = _shared.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
@@ -81,8 +81,8 @@ class Client(interface.Store):
     writes_max: int = OPERATIONS_MAX
     fail_over: float = 2.0  # etcd replaces a lost leader after 1 to 2 s by default
     observed_address: str | None = None
-    ends: tuple[str, str] | None = None
-    server: str = ""  # the id of the member met first; "another" if `ends` is a connection to another member
+    end_addresses: tuple[str, str] | None = None
+    server: str = ""  # the id of the member met first; "another" if `end_addresses` is a connection to another member
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Client(interface.Store):
         self.hidden = receipts
         probe = range_of(receipts, count_only=True)
         make = partial(Members, cluster, probe=probe, tls=tls, renew=renew, user=user, password=password, rng=rng)
-        self.members: Members = _members_shared_as(shared_as, make)
+        self.members: Members = _shared_members(shared_as, make)
         self._receipts = WriteReceipts(self.members, receipts)
         self._reads = Reads(self.members, receipts)
         self._scopes: set[anyio.CancelScope] = set()  # the scopes of the calls under way
@@ -118,11 +118,11 @@ class Client(interface.Store):
         try:
             with log_absence(self.name, lambda: self.members.choice.problem, within=within, ended_by=self._ended_by):
                 deadline = self.time() + within
-                await self.while_usable(lambda: self.members.start(deadline))
-            way = await route_to(self.members.hosts, self.members.identity.member_id)
+                await self.run_while_usable(lambda: self.members.start(deadline))
+            way = await find_route(self.members.hosts, self.members.identity.member_id)
             if way is not None:
-                self.ends, self.server = way
-                self.observed_address = self.ends[0]
+                self.end_addresses, self.server = way
+                self.observed_address = self.end_addresses[0]
         except StoreTimeoutError as error:
             await self.aclose()
             raise ConnectionLost(str(error), maybe_applied=False) from None
@@ -158,7 +158,7 @@ class Client(interface.Store):
             self._failed = error
             for scope in tuple(self._scopes):
                 scope.cancel()
-            self.notify_connection(False)
+            self.notify_connection_change(False)
 
     @property
     def connected(self) -> bool:
@@ -174,7 +174,7 @@ class Client(interface.Store):
         """Return seconds on the event loop's clock."""
         return asyncio.get_running_loop().time()
 
-    async def while_usable(self, work: Callable[[], Awaitable[T]], doubt: RetryState | None = None) -> T:
+    async def run_while_usable(self, work: Callable[[], Awaitable[T]], doubt: MaybeDone | None = None) -> T:
         """Await `work`; if the client fails meanwhile, raise the client's error."""
         self.check_usable()
         with anyio.CancelScope() as scope:
@@ -188,27 +188,27 @@ class Client(interface.Store):
         assert self._failed is not None, "only a failure cancels the scope"
         if isinstance(self._failed, ConnectionLost) and doubt is not None:
             raise type(self._failed)(str(self._failed), maybe_applied=doubt.any)
-        raise unsent(self._failed)
+        raise unsent_copy(self._failed)
 
     async def call(self, request: messages.Request[R], *, timeout: float | None = None) -> R:
         """See `Calls.call`."""
-        limit = time_limit(timeout, None if messages.waits(request) else self.timeout)
+        limit = checked_timeout(timeout, None if messages.waits(request) else self.timeout)
         deadline = math.inf if limit is None else self.time() + limit
         guard: tuple[messages.Condition, ...] = ()
         asked = messages.checked(request)
         if isinstance(asked, messages.Guarded):
             guard, asked = asked.when, asked.request
         if isinstance(asked, messages.KeepAlive | messages.Revoke | messages.TimeToLive):
-            leases.check(asked.lease)
-        doubt = RetryState()
+            leases.check_lease_id(asked.lease)
+        doubt = MaybeDone()
         try:
-            response = await self.while_usable(lambda: self._dispatch(asked, guard, deadline, doubt), doubt)
+            response = await self.run_while_usable(lambda: self._dispatch(asked, guard, deadline, doubt), doubt)
         except Failure as failure:
             raise StoreError(f"{type(asked).__name__} at {self.name}: {failure}") from failure
         return cast("R", response)
 
     async def _dispatch(
-        self, request: messages.Request[Any], guard: tuple[messages.Condition, ...], deadline: float, doubt: RetryState
+        self, request: messages.Request[Any], guard: tuple[messages.Condition, ...], deadline: float, doubt: MaybeDone
     ) -> messages.Response:
         match request:
             case messages.Get(key=key):
@@ -221,7 +221,7 @@ class Client(interface.Store):
             case messages.Count():
                 return await self._reads.count(request, guard, deadline)
             case messages.Wait(keys=keys):
-                return await self._wait(keys, guard, deadline)
+                return await self._wait_for_keys(keys, guard, deadline)
             case messages.Ping():
                 return messages.Pong(revision=await self.members.current_revision(deadline))
             case messages.Stats():
@@ -229,7 +229,7 @@ class Client(interface.Store):
             case messages.ListGroups():
                 raise Unsupported(f"{self.name} keeps no account of what each group of keys takes; ask etcdctl")
             case messages.ListNotes():
-                return await leases.notes(self.members, self._reads, request, deadline)
+                return await leases.list_notes(self.members, self._reads, request, deadline)
             case messages.Grant(ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl):
                 leases.check_ttls(disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
                 return await leases.grant(self.members, ttl, deadline)
@@ -242,7 +242,7 @@ class Client(interface.Store):
             case _:
                 return await WriteAttempts(self._reads, self._receipts, request, guard, deadline, doubt).run()
 
-    async def _wait(
+    async def _wait_for_keys(
         self, keys: Sequence[str], guard: tuple[messages.Condition, ...], deadline: float
     ) -> messages.Listing:
         if not all(keys):
@@ -258,30 +258,30 @@ class Client(interface.Store):
             if left <= 0:
                 raise self.members.timeout_error("Wait", None)
             with anyio.move_on_after(left):
-                await self._until_changed(watched, others, listing.revision + 1)
+                await self._wait_for_change(watched, others, listing.revision + 1)
 
-    async def _until_changed(self, missing: set[str], others: set[str], start_revision: int) -> None:
+    async def _wait_for_change(self, missing: set[str], others: set[str], start_revision: int) -> None:
         """Wait until all missing keys exist, one of the others changes, or the stream fails."""
         requests = watch_requests([*missing, *others], start_revision=start_revision)
         try:
-            stream = await self.members.stream(requests, what="Wait")
+            stream = await self.members.watch(requests, what="Wait")
         except Failure:  # the revision was compacted: the caller reads the keys again
             return
         try:
             while missing:
                 told = await stream.read()
-                batches = [batch for message in told for batch in events_of(message, self.hidden)]
+                batches = [batch for message in told for batch in events_by_revision(message, self.hidden)]
                 for event in itertools.chain.from_iterable(batches):
                     if event.key in others:
                         return
                     if event.kind == "put":
                         missing.discard(event.key)
         except Failure as failure:
-            await self.members.stream_failed(stream, failure)
+            await self.members.handle_stream_failure(stream, failure)
         finally:
             stream.close()
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
         """See `Store.watch`."""
         cursor = WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot)
-        return Watch(self._reads, prefix, cursor, timeout=self.timeout, while_usable=self.while_usable)
+        return Watch(self._reads, prefix, cursor, timeout=self.timeout, run_while_usable=self.run_while_usable)

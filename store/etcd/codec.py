@@ -75,7 +75,7 @@ def _range_end(prefix: bytes) -> bytes:
     return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"  # to etcd, an end of one zero byte means no end
 
 
-def span_of(prefix: str) -> Span:
+def prefix_span(prefix: str) -> Span:
     """Return the keys that start with a prefix."""
     start = prefix.encode()
     return start or b"\0", _range_end(start)
@@ -83,7 +83,7 @@ def span_of(prefix: str) -> Span:
 
 def spans(prefix: str, hidden: str) -> tuple[Span, ...]:
     """Return the keys that start with a prefix, without those that start with `hidden`: this client's receipts."""
-    first, last = span_of(prefix)
+    first, last = prefix_span(prefix)
     if not hidden.startswith(prefix):
         return ((first, last),)
     return (first, hidden.encode()), (_range_end(hidden.encode()), last)
@@ -99,7 +99,7 @@ def range_of(span: str | Span, **options: Any) -> Fields:
 def entry_of(kv: pb.KeyValue) -> Entry:
     """Return a key of an answer as an `Entry`."""
     return Entry(
-        key=key_of(kv.key),
+        key=decode_key(kv.key),
         value=kv.value,
         create_revision=kv.create_revision,
         mod_revision=kv.mod_revision,
@@ -107,7 +107,7 @@ def entry_of(kv: pb.KeyValue) -> Entry:
     )
 
 
-def key_of(key: bytes) -> str:
+def decode_key(key: bytes) -> str:
     """Return a key's name. Bytes that are not UTF-8, which other programs may write, become surrogates."""
     return key.decode(errors="surrogateescape")
 
@@ -122,23 +122,23 @@ def watch_requests(keys: Iterable[str | Span], *, start_revision: int) -> list[F
     return [range_of(key, start_revision=start_revision, progress_notify=True) for key in keys]
 
 
-def events_of(result: pb.WatchResponse, hidden: str) -> list[list[Event]]:
+def events_by_revision(result: pb.WatchResponse, hidden: str) -> list[list[Event]]:
     """Return the events in a watch's message, grouped by revision; etcd never splits a revision."""
-    events = [event for change in result.events if not (event := _event(change)).key.startswith(hidden)]
+    events = [event for change in result.events if not (event := _decode_event(change)).key.startswith(hidden)]
     return [list(batch) for _, batch in itertools.groupby(events, key=lambda event: event.revision)]
 
 
 DELETED: Final = 1  # `Event.EventType.DELETE`, whose module needs the etcd extra
 
 
-def _event(change: pb.Event) -> Event:
+def _decode_event(change: pb.Event) -> Event:
     kv = change.kv
     if change.type == DELETED:
-        return Event(kind="delete", revision=kv.mod_revision, key=key_of(kv.key))
+        return Event(kind="delete", revision=kv.mod_revision, key=decode_key(kv.key))
     return entry_of(kv).event
 
 
-def check_read(condition: Condition) -> Fields:
+def guard_read(condition: Condition) -> Fields:
     """Return the read whose result shows if a condition holds."""
     return range_of(condition.key, keys_only=condition.target not in (Target.VALUE, Target.VALUE_IF_ANY))
 
@@ -161,7 +161,7 @@ def compare(condition: Condition) -> Fields:
 
 def condition_error(conditions: Sequence[Condition]) -> ConditionFailed:
     """Return the error for conditions that do not all hold."""
-    return ConditionFailed(" or ".join(condition.broken for condition in conditions[:4]))
+    return ConditionFailed(" or ".join(condition.failure_message for condition in conditions[:4]))
 
 
 TOO_MANY: Final = (
@@ -231,7 +231,7 @@ _TELLING: Final[tuple[tuple[str, FailureKind | tuple[type[StoreError], str]], ..
 INVALID, DENIED, UNAUTHENTICATED = 3, 7, 16  # codes of gRPC
 
 
-def classify(code: int, message: str, *, name: str) -> FailureKind | StoreError:
+def classify_error(code: int, message: str, *, name: str) -> FailureKind | StoreError:
     """Return the error for a refusal by etcd, or its `FailureKind` if the client handles it."""
     words = message.lower()
     meaning = next((meaning for telling, meaning in _TELLING if telling in words), None)

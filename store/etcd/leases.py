@@ -8,10 +8,10 @@ import secrets
 from typing import TYPE_CHECKING
 
 from store.errors import LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
-from store.etcd.codec import Failure, FailureKind, key_of, range_of, span_of
-from store.etcd.members import RetryState
+from store.etcd.codec import Failure, FailureKind, decode_key, prefix_span, range_of
+from store.etcd.members import MaybeDone
 from store.messages import CHOSEN_LEASE_LEAST, Done, Granted, LeaseState, List, Note, NotePage
-from store.records import shown
+from store.records import brief
 
 if TYPE_CHECKING:
     from store.etcd.members import Members
@@ -28,7 +28,7 @@ async def keep_alive(members: Members, request: KeepAlive, deadline: float, *, h
     lease = request.lease
     reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="KeepAlive")
     if reply.TTL <= 0:
-        raise _no_lease(lease)
+        raise _lease_not_found(lease)
     if request.note:  # etcd's keep-alive cannot carry a note, so a key on the lease does
         put = {"request_put": {"key": f"{hidden}{NOTES}{lease}".encode(), "value": request.note, "lease": lease}}
         with contextlib.suppress(StoreError):  # a full etcd rejects the note, but has renewed the lease
@@ -41,26 +41,26 @@ async def time_to_live(members: Members, lease: int, deadline: float) -> LeaseSt
     asked = {"ID": lease, "keys": True}
     reply = await members.ask("Lease/LeaseTimeToLive", asked, deadline=deadline, what="TimeToLive")
     if reply.TTL < 0 or not reply.grantedTTL:
-        raise _no_lease(lease)
-    keys = tuple(sorted(map(key_of, reply.keys)))
+        raise _lease_not_found(lease)
+    keys = tuple(sorted(map(decode_key, reply.keys)))
     return LeaseState(remaining=float(reply.TTL), ttl=float(reply.grantedTTL), keys=keys)
 
 
 async def revoke(members: Members, lease: int, deadline: float) -> Done:
     """End a lease."""
-    doubt = RetryState()
+    doubt = MaybeDone()
     try:
         await members.ask("Lease/LeaseRevoke", {"ID": lease}, deadline=deadline, what="Revoke", doubt=doubt)
     except LeaseNotFound:
         if not doubt.any:  # no earlier attempt can have ended the lease
-            raise _no_lease(lease) from None
+            raise _lease_not_found(lease) from None
     return Done()
 
 
-async def notes(members: Members, reads: Reads, request: ListNotes, deadline: float) -> NotePage:
+async def list_notes(members: Members, reads: Reads, request: ListNotes, deadline: float) -> NotePage:
     """Return the notes on the leases of keys under a prefix; their `age` is 0, as etcd does not tell it."""
     begin = f"{reads.hidden}{NOTES}"
-    written = await members.ask("KV/Range", range_of(span_of(begin)), deadline=deadline, what="Range")
+    written = await members.ask("KV/Range", range_of(prefix_span(begin)), deadline=deadline, what="Range")
     by_lease = {kv.lease: kv.value for kv in written.kvs}
     listing = await reads.list(List(prefix=request.prefix, keys_only=True), (), deadline)
     keys = ((entry.key, entry.lease) for entry in listing.entries if entry is not None and entry.key > request.after)
@@ -71,7 +71,7 @@ async def notes(members: Members, reads: Reads, request: ListNotes, deadline: fl
 async def grant(members: Members, ttl: float, deadline: float, *, id: int | None = None) -> Granted:
     """Grant a lease, or renew it if `id` exists. The TTL is rounded up to seconds, and to etcd's minimum."""
     check_ttls(ttl=ttl)
-    lease = id or new_id()  # a request repeated with the same id grants no second lease
+    lease = id or new_lease_id()  # a request repeated with the same id grants no second lease
     asked = {"ID": lease, "TTL": math.ceil(ttl)}
     while True:
         try:
@@ -85,17 +85,17 @@ async def grant(members: Members, ttl: float, deadline: float, *, id: int | None
             return Granted(lease=lease, ttl=float(reply.TTL))
 
 
-def new_id() -> int:
+def new_lease_id() -> int:
     """Return an id that no other client has."""
     return secrets.randbelow(CHOSEN_LEASE_LEAST - 1) + 1
 
 
-def check(lease: int | None) -> None:
+def check_lease_id(lease: int | None) -> None:
     """Raise an error for an id that no lease of etcd can have; among them is 0, by which etcd means no lease."""
     if lease is not None and lease.bit_length() > 64:
-        raise StoreUsageError(f"{shown(lease)} is no id of a lease")
+        raise StoreUsageError(f"{brief(lease)} is no id of a lease")
     if lease is not None and not 0 < lease < 2**63:
-        raise _no_lease(lease)
+        raise _lease_not_found(lease)
 
 
 def check_ttls(**ttls: float | None) -> None:
@@ -107,5 +107,5 @@ def check_ttls(**ttls: float | None) -> None:
             raise LimitExceeded(f"{name} is {ttl:g} s; etcd takes at most {TTL_MAX:g}: ask for less, and renew it")
 
 
-def _no_lease(lease: int) -> LeaseNotFound:
+def _lease_not_found(lease: int) -> LeaseNotFound:
     return LeaseNotFound(f"lease {lease} has lapsed or was revoked; grant a new one")

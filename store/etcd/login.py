@@ -64,7 +64,7 @@ class Login:
     def _read_password(self) -> str | None:
         return self._password() if callable(self._password) else self._password
 
-    def note_refusal(self, failure: Failure, token: str | None, tokens: int) -> None:
+    def forget_rejected_token(self, failure: Failure, token: str | None, tokens: int) -> None:
         """Forget a rejected token, so that the next request logs in; `AuthenticationError` after too many `tokens`."""
         if failure.trouble is not FailureKind.TOKEN:
             return

@@ -23,7 +23,7 @@ PAUSE_MOST = 5.0  # seconds; the longest pause if the cluster is silent or witho
 PAUSE_MOST_UNREACHED = 1.0  # seconds; the longest pause if no member can be reached
 
 
-def pause_after(failures: int, most: float = PAUSE_MOST) -> float:
+def pause_after_failures(failures: int, most: float = PAUSE_MOST) -> float:
     """Return the longest pause, in seconds, after this many failed attempts."""
     return min(PAUSE_FIRST * PAUSE_GROWTH ** min(failures, 16), most)
 
@@ -51,7 +51,7 @@ class MemberChoice:
         """True if every member has failed, and none has answered since."""
         return len(self._failing) == len(self._members)
 
-    def choose(self) -> int:
+    def choose_member(self) -> int:
         """Choose a random member that does not fail; if all fail, any but the last one."""
         healthy = [place for place in self._members if place not in self._failing]
         others = [place for place in self._members if place != self.place]
@@ -79,7 +79,7 @@ class MemberChoice:
         self.misses += 1
         burden = failure.silent or failure.trouble is not FailureKind.UNDONE or "no leader" in str(failure)
         most = PAUSE_MOST if burden else PAUSE_MOST_UNREACHED
-        longest = pause_after(max(self.misses - len(self._members), 0), most)
+        longest = pause_after_failures(max(self.misses - len(self._members), 0), most)
         self.try_at = now + self._rng.uniform(longest / 2, longest)
 
     def note_answer(self, place: int) -> None:
@@ -95,12 +95,12 @@ class MemberChoice:
         """Return a random time, from half to one and a half times `seconds`."""
         return self._rng.uniform(0.5, 1.5) * seconds
 
-    def pause(self, failures: int) -> float:
+    def pause_before_retry(self, failures: int) -> float:
         """Return the seconds before another attempt at a request; 0 before the second attempt."""
-        return self._rng.uniform(0, pause_after(failures)) if failures > 0 else 0.0
+        return self._rng.uniform(0, pause_after_failures(failures)) if failures > 0 else 0.0
 
 
-class Identity:
+class ClusterIdentity:
     """A cluster's id, the id of the member that answered last, and the highest revision seen."""
 
     def __init__(self, name: str) -> None:

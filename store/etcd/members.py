@@ -1,6 +1,6 @@
 """One client's requests to an etcd cluster, over one connection to any member that answers.
 
-**Members.** After a failed attempt, this client and its watches move to another member (`MemberChoice.choose`) once it
+**Members.** After a failed attempt, this client and its watches move to another member (`MemberChoice`) once it
 has answered a read through the consensus. Every few minutes the client chooses a member anew: otherwise all clients
 would stay at one member after a rolling restart.
 
@@ -22,12 +22,12 @@ import anyio
 from store.errors import AuthenticationError, ConnectionLost, StoreError, StoreReplaced, StoreTimeoutError
 from store.etcd.codec import Failure, FailureKind
 from store.etcd.login import Login
-from store.etcd.member_choice import Identity, MemberChoice
+from store.etcd.member_choice import ClusterIdentity, MemberChoice
 from store.etcd.rpc.connection import Connection, channel_credentials
 from store.etcd.rpc.diagnosis import diagnose
-from store.net.absence import Outages
+from store.net.absence import OutageLog
 from store.net.certificates import ClientContext
-from store.net.dialing import renewed
+from store.net.dialing import renewed_tls
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ AT_ONCE = 64  # concurrent requests besides renewals: etcd may allow only 100 st
 RENEWING_AT_ONCE = 16  # concurrent renewals of leases, which do not queue with other requests
 
 
-class RetryState:
+class MaybeDone:
     """The doubt about a request: `any` is True if an unanswered attempt may have been carried out."""
 
     def __init__(self) -> None:
@@ -74,15 +74,15 @@ class Members:
         rng: random.Random | None = None,
     ) -> None:
         self.name: str = str(cluster)
-        self.identity: Identity = Identity(self.name)
+        self.identity: ClusterIdentity = ClusterIdentity(self.name)
         self._cluster = cluster
         self._probe_fields = probe
         self._tls = (tls or ssl.create_default_context()) if cluster.secure else None
         self._renew = renew
-        self._outages = Outages(self.name, lambda: self.choice.problem or "no member answers", log)
+        self._outages = OutageLog(self.name, lambda: self.choice.problem or "no member answers", log)
         self.login: Login = Login(self.name, user, password)
         self.choice: MemberChoice = MemberChoice(len(cluster.hosts), rng or random.Random())
-        self.choice.on_reach = self._tell_clients
+        self.choice.on_reach = self._notify_clients
         self.clients: list[Any] = []
         self.failed: bool = False
         self._current: Connection | None = None
@@ -99,7 +99,7 @@ class Members:
         """Prepare for requests; with a deadline, connect to a member that answers."""
         self._open = True
         if deadline is not None:
-            await self._connection(deadline, 1.0, "a question", None)
+            await self._get_connection(deadline, 1.0, "a question", None)
 
     async def aclose(self) -> None:
         """Close the connection."""
@@ -108,7 +108,7 @@ class Members:
         if minding is not None:
             await cancel_and_wait(minding)
         self._outages.note_end()
-        await self._leave(Failure("the client is closed", FailureKind.UNDONE))
+        await self._close_when_idle(Failure("the client is closed", FailureKind.UNDONE))
 
     @property
     def hosts(self) -> list[tuple[str, int]]:
@@ -121,15 +121,15 @@ class Members:
         """True if a member has answered since its last failure, or is untried."""
         return not self.choice.all_fail
 
-    def _tell_clients(self, connected: bool) -> None:
+    def _notify_clients(self, connected: bool) -> None:
         if connected:
             self._outages.note_end(self._time())
         elif self.identity.cluster_id is not None:
             self._outages.note_loss(asyncio.get_running_loop())
         for client in tuple(self.clients):
-            client.notify_connection(connected)
+            client.notify_connection_change(connected)
 
-    def _met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
+    def _check_header(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
         try:
             self.identity.check_header(header, floor=floor)
         except StoreReplaced as error:
@@ -145,7 +145,7 @@ class Members:
         *,
         deadline: float = math.inf,
         what: str = "",
-        doubt: RetryState | None = None,
+        doubt: MaybeDone | None = None,
     ) -> Any:
         """Ask until a member answers, or until `deadline` on the loop's clock; errors name the request by `what`.
 
@@ -172,10 +172,10 @@ class Members:
                 raise
             finally:
                 room.release()
-            self._met(reply.header, floor=floor)
+            self._check_header(reply.header, floor=floor)
             return reply
 
-        return await self._attempts(attempt, deadline, what or method, doubt, share=share)
+        return await self._retry_attempts(attempt, deadline, what or method, doubt, share=share)
 
     async def _send(self, connection: Connection, method: str, asked: Fields, token: str | None, limit: float) -> Any:
         return await connection.ask(method, asked, token=token, limit=limit)
@@ -185,7 +185,7 @@ class Members:
         reply = await self.ask("KV/Range", self._probe_fields, deadline=deadline, what="a question")
         return int(reply.header.revision)
 
-    async def stream(self, requests: Sequence[Fields], *, deadline: float = math.inf, what: str = "") -> Subscription:
+    async def watch(self, requests: Sequence[Fields], *, deadline: float = math.inf, what: str = "") -> Subscription:
         """Open watches that are read together, at a member that answers; raise the errors of `ask`."""
 
         async def attempt(connection: Connection, token: str | None, limit: float) -> Subscription:
@@ -200,33 +200,33 @@ class Members:
                 raise Failure(f"it has not answered within {limit:.1f} s", FailureKind.DOUBT, silent=True) from None
             return subscription
 
-        return await self._attempts(attempt, deadline, what, None)
+        return await self._retry_attempts(attempt, deadline, what, None)
 
-    async def stream_failed(self, subscription: Subscription, failure: Failure) -> None:
+    async def handle_stream_failure(self, subscription: Subscription, failure: Failure) -> None:
         """Handle the end of a stream, and pause, so that streams that always end cause little load."""
-        self.login.note_refusal(failure, subscription.stream.token, 1)
-        if self._current is not None and self._current.carries(subscription):
+        self.login.forget_rejected_token(failure, subscription.stream.token, 1)
+        if self._current is not None and self._current.has_subscription(subscription):
             await self.replace_connection(self._current, failure)
         if failure.trouble is not FailureKind.REOPEN:
-            await self._pause(1, math.inf)
+            await self._pause_before_retry(1, math.inf)
 
-    async def _attempts(
+    async def _retry_attempts(
         self,
         attempt: Callable[[Connection, str | None, float], Awaitable[T]],
         deadline: float,
         what: str,
-        doubt: RetryState | None,
+        doubt: MaybeDone | None,
         *,
         share: float = 1.0,
     ) -> T:
         failures, tokens, token = 0, 0, None
         told = ""  # the last failure that a member reported; else empty
         while True:
-            connection = await self._connection(deadline, share, what, doubt, told)
+            connection = await self._get_connection(deadline, share, what, doubt, told)
             left = deadline - self._time()
             if left <= 0:
                 raise self.timeout_error(what, doubt, told)
-            limit = min(self._attempt_limit(failures), max(left * share, min(left, ATTEMPT_LEAST)))
+            limit = min(self._attempt_timeout(failures), max(left * share, min(left, ATTEMPT_LEAST)))
             asked_at = self._time()
             try:
                 token = await self.login.token(connection, limit)
@@ -236,7 +236,7 @@ class Members:
                     self.choice.note_answer(connection.place)
                     raise
                 tokens += failure.trouble is FailureKind.TOKEN
-                self.login.note_refusal(failure, token, tokens)
+                self.login.forget_rejected_token(failure, token, tokens)
                 failures += 1
                 told = told if failure.silent else str(failure)
                 # If a silent member answers other requests, it is only busy: leave it only at the second failure.
@@ -245,7 +245,7 @@ class Members:
                     await self.replace_connection(connection, failure)
                 if doubt is not None and failure.trouble is FailureKind.DOUBT:
                     doubt.any = True
-                await self._pause(failures - 1, deadline)
+                await self._pause_before_retry(failures - 1, deadline)
             except StoreError:
                 self.choice.note_answer(connection.place)
                 raise
@@ -253,16 +253,16 @@ class Members:
                 self.choice.note_answer(connection.place)
                 return result
 
-    def _attempt_limit(self, failures: int) -> float:
+    def _attempt_timeout(self, failures: int) -> float:
         first = ATTEMPT_ALONE if self.choice.is_single else ATTEMPT_FIRST
         return min(first * 2.0 ** min(failures // 2, 8), ATTEMPT_MOST)
 
-    async def _pause(self, failures: int, deadline: float) -> None:
-        seconds = min(self.choice.pause(failures), max(deadline - self._time(), 0))
+    async def _pause_before_retry(self, failures: int, deadline: float) -> None:
+        seconds = min(self.choice.pause_before_retry(failures), max(deadline - self._time(), 0))
         if seconds:
             await anyio.sleep(seconds)
 
-    def timeout_error(self, what: str, doubt: RetryState | None, told: str = "") -> StoreError:
+    def timeout_error(self, what: str, doubt: MaybeDone | None, told: str = "") -> StoreError:
         """Return the error of a call that was not answered in time; `told` is a failure that a member reported."""
         maybe = doubt is not None and doubt.any
         reason = told or self.choice.problem
@@ -271,8 +271,8 @@ class Members:
         kind = StoreTimeoutError if self.connected and not told else ConnectionLost
         return kind(message, maybe_applied=maybe)
 
-    async def _connection(
-        self, deadline: float, share: float, what: str, doubt: RetryState | None, told: str = ""
+    async def _get_connection(
+        self, deadline: float, share: float, what: str, doubt: MaybeDone | None, told: str = ""
     ) -> Connection:
         current = self._current
         if current is not None:
@@ -290,13 +290,13 @@ class Members:
         await anyio.sleep(max(self.choice.try_at - self._time(), 0))
         if not self._open:
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False)
-        place = self.choice.choose()
+        place = self.choice.choose_member()
         target = self._cluster.targets[place]
-        self._tls = await renewed(self._tls, self._renew)
+        self._tls = await renewed_tls(self._tls, self._renew)
         credentials = channel_credentials(self._tls) if self._tls is not None else None
-        connection = Connection(place, target, credentials=credentials, name=self.name, met=self._met)
+        connection = Connection(place, target, credentials=credentials, name=self.name, met=self._check_header)
         try:
-            await self._probe(connection, min(self._attempt_limit(self.choice.misses), most))
+            await self._probe_member(connection, min(self._attempt_timeout(self.choice.misses), most))
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await connection.close(Failure("it was given up", FailureKind.UNDONE))
@@ -304,16 +304,16 @@ class Members:
                 raise
             self._note_failed_member(place, error)
             if self.identity.cluster_id is None:
-                await self._diagnose(place, error)
+                await self._diagnose_member(place, error)
             return
         self._current = connection
         self.choice.misses = 0
         self.choice.note_answer(place)
         if self._minding is None:
-            self._minding = asyncio.create_task(self._keep_checking(), name=f"mind {self.name}")  # awaited in `aclose`
+            self._minding = asyncio.create_task(self._keep_healthy(), name=f"mind {self.name}")  # awaited in `aclose`
         self._balance_at = math.inf if self.choice.is_single else self._time() + self.choice.jitter(BALANCE_AFTER)
 
-    async def _probe(self, connection: Connection, limit: float) -> None:
+    async def _probe_member(self, connection: Connection, limit: float) -> None:
         """Raise `Failure` if a member has no leader, and `StoreReplaced` if it is of another cluster."""
         floor = self.identity.revision
         token = await self.login.token(connection, limit)
@@ -321,12 +321,12 @@ class Members:
             reply = await connection.ask("KV/Range", self._probe_fields, token=token, limit=limit)
         except Failure as failure:
             self._probes_refused += failure.trouble is FailureKind.TOKEN
-            self.login.note_refusal(failure, token, self._probes_refused)
+            self.login.forget_rejected_token(failure, token, self._probes_refused)
             raise
         self._probes_refused = 0
-        self._met(reply.header, floor=floor)
+        self._check_header(reply.header, floor=floor)
 
-    async def _diagnose(self, place: int, failure: Failure) -> None:
+    async def _diagnose_member(self, place: int, failure: Failure) -> None:
         """Look for a permanent problem of a member; if all members fail, raise the last one found."""
         host, port = self._cluster.hosts[place]
         found = await diagnose(host, port, self._tls, name=self.name)
@@ -353,18 +353,18 @@ class Members:
             return
         if self._current is connection:
             self._note_failed_member(connection.place, failure)
-            await self._leave(failure)
+            await self._close_when_idle(failure)
         else:
             self.choice.note_problem(connection.place, failure)
 
-    async def _leave(self, reason: Failure) -> None:
+    async def _close_when_idle(self, reason: Failure) -> None:
         """Close the connection once its pending requests are answered; the next request makes another connection."""
         connection, self._current = self._current, None
         self._balance_at = math.inf
         if connection is not None:
             await connection.close(reason)
 
-    async def _keep_checking(self) -> None:
+    async def _keep_healthy(self) -> None:
         while True:
             connection = self._current
             heard_at = connection.heard_at if connection is not None and connection.has_watches else self._time()
@@ -374,10 +374,10 @@ class Members:
                 continue
             if self._time() >= self._balance_at:
                 self.choice.forget_failures()
-                await self._leave(Failure("the client chooses a member anew", FailureKind.REOPEN))
+                await self._close_when_idle(Failure("the client chooses a member anew", FailureKind.REOPEN))
             elif connection.has_watches and self._time() >= connection.heard_at + IDLE:
                 try:
-                    await self._probe(connection, self._attempt_limit(0))
+                    await self._probe_member(connection, self._attempt_timeout(0))
                 except Failure as failure:
                     await self.replace_connection(connection, failure)
                 except StoreError as error:  # the next request raises the same error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from store.etcd.codec import Failure, FailureKind, check_read, condition_error, entry_in, entry_of, range_of, spans
+from store.etcd.codec import Failure, FailureKind, condition_error, entry_in, entry_of, guard_read, range_of, spans
 from store.messages import Condition, Count, Counted, Entry, Figures, List, Listing
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Reads:
         if not guard and len(asked) == 1:
             reply = await self.members.ask("KV/Range", asked[0], deadline=deadline, what="reading")
             return [reply], reply.header.revision
-        requests = [{"request_range": each} for each in (*map(check_read, guard), *asked)]
+        requests = [{"request_range": each} for each in (*map(guard_read, guard), *asked)]
         reply = await self.members.ask("KV/Txn", {"success": requests}, deadline=deadline, what="reading")
         ranges = [response.response_range for response in reply.responses]
         if not all(one.holds(entry_in(found)) for one, found in zip(guard, ranges, strict=False)):

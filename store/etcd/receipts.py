@@ -41,18 +41,18 @@ class WriteReceipts:
     async def acquire(self, deadline: float, *, on: int | None = None) -> Receipt:
         """Return an unused receipt; `on` is the lease that the write has granted for its keys, if any."""
         if on is None:
-            on = await self._own_lease(deadline)
+            on = await self._get_own_lease(deadline)
         elif on != self.writers_lease:
-            self._forget(self.writers_lease)
+            self._forget_lease(self.writers_lease)
             self.writers_lease = on
         free = self._free[on]
         return free.pop() if free else Receipt(key=self._prefix + secrets.token_hex(12), revision=0, lease=on)
 
-    async def _own_lease(self, deadline: float) -> int:
+    async def _get_own_lease(self, deadline: float) -> int:
         async with self._taking:
             now = anyio.current_time()
             if self.lease is None or now > self._good_until:
-                self._forget(self.lease)  # the receipts on the old lease expire with it
+                self._forget_lease(self.lease)  # the receipts on the old lease expire with it
                 granted = await grant(self._members, RECEIPTS_TTL, deadline)
                 self.lease = granted.lease
                 self._good_until = now + granted.ttl - RECEIPTS_LEAST
@@ -65,11 +65,11 @@ class WriteReceipts:
 
     def drop_lease(self, receipt: Receipt) -> None:
         """Drop a lapsed lease, with all its receipts."""
-        self._forget(receipt.lease)
+        self._forget_lease(receipt.lease)
         if receipt.lease == self.lease:
             self.lease = None
 
-    def _forget(self, lease: int | None) -> None:
+    def _forget_lease(self, lease: int | None) -> None:
         self._free.pop(lease or 0, None)
 
     async def delete_all(self) -> None:

@@ -8,7 +8,7 @@ this client, if this key is unchanged. A second copy of the write finds the rece
 
 etcd's conditions have no "or". So a write is first sent for the expected case: all its conditions hold; values that may
 be missing, and keys to be created, exist. In any other case etcd changes nothing, and answers with the deciding keys.
-By these keys `make_plan` makes another plan. A plan that writes is sent on condition that these keys are unchanged.
+By these keys `plan_write` makes another plan. A plan that writes is sent on condition that these keys are unchanged.
 
 After a lost answer, the client sends a `fence`, which writes only the receipt. If the fence finds the receipt changed,
 the write was done, at the receipt's revision, and `recovery_reads` reads its results.
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from store.errors import LimitExceeded, StoreUsageError
-from store.etcd.codec import OPERATIONS_MAX, TOO_MANY, check_read, compare, condition_error, entry_in, range_of, spans
-from store.etcd.leases import check, check_ttls
+from store.etcd.codec import OPERATIONS_MAX, TOO_MANY, compare, condition_error, entry_in, guard_read, range_of, spans
+from store.etcd.leases import check_lease_id, check_ttls
 from store.messages import (
     Add,
     Added,
@@ -77,7 +77,7 @@ class Write:
     otherwise: Operations = ()
 
     @property
-    def sendable(self) -> bool:
+    def can_skip_reads(self) -> bool:
         """True if the write can be sent before a read of its keys."""
         return _surely_writes(self.then) and not any(isinstance(each, Add | Append) for each in self.then)
 
@@ -85,7 +85,7 @@ class Write:
         """Return the reads, by key, that the write's plan or its answer depends on."""
         needed: dict[str, Fields] = {}
         for condition in (*self.guard, *self.when):
-            look = check_read(condition)
+            look = guard_read(condition)
             if not look["keys_only"] or condition.key not in needed:
                 needed[condition.key] = look
         for operations in (self.then, self.otherwise):
@@ -105,7 +105,7 @@ class Plan:
     assumed: frozenset[int] = frozenset()  # leases that are not granted, as their keys are assumed to exist
 
     @property
-    def writes(self) -> bool:
+    def changes_keys(self) -> bool:
         """True if the plan changes any key."""
         return _surely_writes(self.operations)
 
@@ -120,24 +120,24 @@ class Plan:
         return frozenset(each.lease for each in self.operations if isinstance(each, Put) and each.lease)
 
 
-def normalized(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
+def normalize(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
     """Return a write in its normal form, or raise `StoreUsageError` or `LimitExceeded`."""
     match request:
         case Transact(when=when, then=then, otherwise=otherwise):
             if max(map(len, (when, then, otherwise))) > OPERATIONS_MAX:
                 raise LimitExceeded(TOO_MANY.format(name="etcd"))
-            _check(then)
-            _check(otherwise)
+            _check_operations(then)
+            _check_operations(otherwise)
             return Write(guard=guard, when=when, then=then, otherwise=otherwise)
         case CompareAndSet(key=key, value=value, expected_revision=revision, expected_value=before):
             expected = _revision_is(key, revision or 0)
             if before is not None:
                 expected = Condition(key=key, target=Target.VALUE, expected=before)
             put = Put(key, value, ttl=request.ttl, lease=request.lease)
-            _check((put,))
+            _check_operations((put,))
             return Write(guard=guard, when=(expected,), then=(put, Get(key)), otherwise=(Get(key),))
         case Put() | Delete() | Add() | Append():
-            _check((request,))
+            _check_operations((request,))
             return Write(guard=guard, then=(request,))
         case DeletePrefix():
             return Write(guard=guard, then=(request,))
@@ -145,7 +145,7 @@ def normalized(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
             raise StoreUsageError(f"{type(request).__name__} is no request that this store takes")
 
 
-def _check(operations: Sequence[Operation]) -> None:
+def _check_operations(operations: Sequence[Operation]) -> None:
     """Raise the same errors for invalid operations as the embedded store."""
     written = set()
     for operation in operations:
@@ -170,7 +170,7 @@ def _revision_is(key: str, revision: int) -> Condition:
     return Condition(key=key, target=Target.MOD_REVISION, expected=revision)
 
 
-def make_plan(write: Write, known: Known | None) -> Plan:
+def plan_write(write: Write, known: Known | None) -> Plan:
     """Return a write's plan from `known`, the results of its `needed_reads`; if None, assume the expected case."""
     if known is not None and not all(condition.holds(known[condition.key]) for condition in write.guard):
         raise condition_error(write.guard)
@@ -200,7 +200,7 @@ def _plan_operations(asked: Operations, rests_on: list[Condition], known: Known 
     for place, operation in enumerate(asked):
         if not isinstance(operation, Create | Add | Append):
             if isinstance(operation, Put):
-                check(operation.lease)
+                check_lease_id(operation.lease)
             operations.append(operation)
             continue
         key = operation.key
@@ -219,7 +219,7 @@ def _plan_operations(asked: Operations, rests_on: list[Condition], known: Known 
             value = (entry.value if entry else b"") + operation.value
             sums[place] = len(value)
         if entry is None:  # only a new key gets the operation's lease
-            check(operation.lease)
+            check_lease_id(operation.lease)
         operations.append(Put(key, value, lease=entry.lease if entry else operation.lease))
         rests_on.append(_revision_is(key, entry.mod_revision if entry else 0))
     return Plan(
@@ -235,15 +235,15 @@ def transaction(plan: Plan, receipt: Receipt | None, needed: Iterable[Fields], *
     """Return a plan as a transaction; without a receipt, sending the transaction twice may write twice."""
     body: Fields = {
         "compare": list(map(compare, plan.rests_on)),
-        "success": [request for operation in plan.operations for request in _requests(operation, hidden)],
-        "failure": _reads(needed),
+        "success": [request for operation in plan.operations for request in _operation_requests(operation, hidden)],
+        "failure": _read_ops(needed),
     }
     return body if receipt is None else _with_receipt(body, receipt, DONE)
 
 
 def fence(receipt: Receipt, needed: Iterable[Fields]) -> Fields:
     """Return the transaction for a lost answer: it changes the receipt, so that late copies of the write do nothing."""
-    return _with_receipt({"compare": [], "success": _reads(needed), "failure": _reads(needed)}, receipt, FENCED)
+    return _with_receipt({"compare": [], "success": _read_ops(needed), "failure": _read_ops(needed)}, receipt, FENCED)
 
 
 def _with_receipt(body: Fields, receipt: Receipt, says: bytes) -> Fields:
@@ -255,13 +255,13 @@ def _with_receipt(body: Fields, receipt: Receipt, says: bytes) -> Fields:
     }
 
 
-def _reads(needed: Iterable[Fields]) -> list[Fields]:
+def _read_ops(needed: Iterable[Fields]) -> list[Fields]:
     """Return reads for a transaction; none if they are too many for etcd."""
     reads = [{"request_range": look} for look in needed]
     return reads if len(reads) <= OPERATIONS_MAX else []
 
 
-def _requests(operation: Operation | DeletePrefix, hidden: str) -> list[Fields]:
+def _operation_requests(operation: Operation | DeletePrefix, hidden: str) -> list[Fields]:
     match operation:
         case Put(key=key, value=value, lease=lease):
             return [{"request_put": {"key": key.encode(), "value": value, "lease": lease or 0}}]
@@ -280,7 +280,7 @@ def result_of(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, 
     raw = iter(responses)
     results: list[Any] = []
     for place, operation in enumerate(plan.operations):
-        each = [next(raw) for _ in _requests(operation, hidden)]
+        each = [next(raw) for _ in _operation_requests(operation, hidden)]
         match operation:
             case Get():
                 results.append(entry_in(each[0].response_range))
@@ -303,7 +303,7 @@ def recovery_reads(plan: Plan, revision: int, *, hidden: str) -> Fields:
             at = 0  # 0, the present, cannot be compacted; this read is not used, as a put's result is known
         elif isinstance(operation, Get) and operation.key in written:
             at = revision
-        for request in _requests(operation, hidden):
+        for request in _operation_requests(operation, hidden):
             (asked,) = request.values()
             span = {name: asked[name] for name in ("key", "range_end") if name in asked}
             reads.append({"request_range": {**span, "revision": at, "count_only": not isinstance(operation, Get)}})

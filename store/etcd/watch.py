@@ -14,7 +14,7 @@ import anyio
 
 from store import interface, messages
 from store.errors import StoreUsageError, WatchCompacted
-from store.etcd.codec import Failure, FailureKind, events_of, range_of, span_of, spans, watch_requests
+from store.etcd.codec import Failure, FailureKind, events_by_revision, prefix_span, range_of, spans, watch_requests
 from store.messages import Count, Event
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ class Watch(interface.Watch):
     """A watch on an etcd cluster."""
 
     def __init__(
-        self, reads: Reads, prefix: str, cursor: WatchCursor, *, timeout: float, while_usable: WhileUsable
+        self, reads: Reads, prefix: str, cursor: WatchCursor, *, timeout: float, run_while_usable: WhileUsable
     ) -> None:
         self._reads = reads
         self._members = reads.members
         self._timeout = timeout
-        self._while_usable = while_usable
+        self._while_usable = run_while_usable
         self._prefix = prefix
         self._cursor = cursor
         self._stream: Subscription | None = None
@@ -51,13 +51,13 @@ class Watch(interface.Watch):
         try:
             await self._while_usable(lambda: self._open(deadline, first=True))
         except BaseException:
-            self._release()
+            self._close_stream()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._closed = True
-        self._release()
+        self._close_stream()
 
     async def batches(self) -> AsyncIterator[list[Event]]:
         """See `interface.Watch.batches`."""
@@ -72,9 +72,9 @@ class Watch(interface.Watch):
         while not self.ready:
             if self._closed:
                 raise StoreUsageError("the watch is closed")
-            await self._while_usable(self._more)
+            await self._while_usable(self._read_more)
 
-    async def _more(self) -> None:
+    async def _read_more(self) -> None:
         if self._stream is None:
             await self._open(math.inf)
             return
@@ -84,33 +84,33 @@ class Watch(interface.Watch):
             if failure.trouble is FailureKind.COMPACTED:
                 await self._resume_after_compaction(math.inf)
             else:
-                await self._members.stream_failed(self._stream, failure)
-            self._release()
+                await self._members.handle_stream_failure(self._stream, failure)
+            self._close_stream()
             return
         for message in messages:
-            for batch in events_of(message, self._reads.hidden):
-                self._cursor.delivered(tuple(batch))
+            for batch in events_by_revision(message, self._reads.hidden):
+                self._cursor.note_delivered(tuple(batch))
                 self.ready.append(batch)
                 if self._population is not None:
-                    self._population += sum(map(_count_change, batch))
+                    self._population += sum(map(_change_in_count, batch))
             if not message.events and not message.created:
                 # a progress message: etcd has sent all events up to its revision
                 self._cursor.note_progress(message.header.revision)
 
     async def _open(self, deadline: float, *, first: bool = False) -> None:
         while self._stream is None:
-            request, reset = self._cursor.opening()
+            request, reset = self._cursor.opening_request()
             messages.checked(request)
             # Keep the reset event until its delivery: this attempt to open the watch may fail.
             self._reset = reset or self._reset
             try:
-                await self._open_at(request, deadline, first=first)
+                await self._open_stream(request, deadline, first=first)
             except Failure as failure:
                 if failure.trouble is not FailureKind.COMPACTED:
                     raise
                 await self._resume_after_compaction(deadline)
 
-    async def _open_at(self, request: messages.Watch, deadline: float, *, first: bool) -> None:
+    async def _open_stream(self, request: messages.Watch, deadline: float, *, first: bool) -> None:
         batches: list[list[Event]] = []
         start = request.start_revision
         if start is not None:
@@ -129,33 +129,33 @@ class Watch(interface.Watch):
             counted = await self._reads.count(Count(prefix=self._prefix), (), deadline)
             self._population = counted.count
             start = counted.revision + 1
-        asked = watch_requests([span_of(self._prefix)], start_revision=start)
-        self._stream = await self._members.stream(asked, deadline=deadline, what="Watch")
+        asked = watch_requests([prefix_span(self._prefix)], start_revision=start)
+        self._stream = await self._members.watch(asked, deadline=deadline, what="Watch")
         if request.start_revision is None and not request.snapshot:
-            self._cursor.opened(start - 1)
+            self._cursor.note_opened(start - 1)
         if self._reset is not None:
             self.ready.append([self._reset])
             self._reset = None
         for batch in filter(None, batches):
-            self._cursor.delivered(tuple(batch))
+            self._cursor.note_delivered(tuple(batch))
             self.ready.append(batch)
 
     async def _resume_after_compaction(self, deadline: float) -> None:
         """Resume the watch if no event was lost; otherwise restart it with a reset and a snapshot, or end it."""
-        if await self._unchanged_since(deadline):
+        if await self._resume_if_unchanged(deadline):
             return
-        if not self._cursor.compacted():
+        if not self._cursor.note_compacted():
             self._closed = True
             raise WatchCompacted(
                 f"the changes under {self._prefix!r} that were to come next are no longer kept: {self._members.name} "
                 f"has been compacted; watch with snapshot=True to be told of a reset instead"
             )
 
-    async def _unchanged_since(self, deadline: float) -> bool:
+    async def _resume_if_unchanged(self, deadline: float) -> bool:
         """Return True if no key has changed since the last event; if so, resume from the present revision."""
-        if not self._cursor.resumable or self._population is None:
+        if not self._cursor.is_resumable or self._population is None:
             return False
-        request, _ = self._cursor.opening()
+        request, _ = self._cursor.opening_request()
         asked = [
             range_of(span, min_mod_revision=request.start_revision, limit=1, keys_only=True)
             for span in spans(self._prefix, self._reads.hidden)
@@ -166,13 +166,13 @@ class Watch(interface.Watch):
         self._cursor.note_progress(revision)
         return True
 
-    def _release(self) -> None:
+    def _close_stream(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
 
 
-def _count_change(event: Event) -> int:
+def _change_in_count(event: Event) -> int:
     if event.kind == "delete":
         return -1
     return 1 if event.create_revision == event.revision else 0

@@ -17,14 +17,14 @@ from store.etcd import leases
 from store.etcd.codec import Failure, NoSpace, entry_in
 from store.etcd.receipts import HANG_UP_WITHIN
 from store.etcd.rpc.grpc_import import etcd_pb2 as pb
-from store.etcd.transactions import FENCED, answer, fence, make_plan, normalized, recovery_reads, result_of, transaction
+from store.etcd.transactions import FENCED, answer, fence, normalize, plan_write, recovery_reads, result_of, transaction
 from store.messages import Get, Put, Transact, TransactionResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from store.etcd.codec import Fields
-    from store.etcd.members import RetryState
+    from store.etcd.members import MaybeDone
     from store.etcd.reads import Reads
     from store.etcd.receipts import WriteReceipts
     from store.etcd.transactions import Known, Operations, Plan, Receipt
@@ -41,7 +41,7 @@ class WriteAttempts:
         request: Request[Any],
         guard: tuple[Condition, ...],
         deadline: float,
-        doubt: RetryState,
+        doubt: MaybeDone,
     ) -> None:
         self._reads, self._receipts = reads, receipts
         self._members, self._hidden = reads.members, reads.hidden
@@ -49,24 +49,24 @@ class WriteAttempts:
         chosen = request.grants if isinstance(request, Transact) else ()
         self._to_grant = {grant.id: grant.ttl for grant in chosen if grant.id}
         self._passing: set[int] = set()  # ids of leases that are only for one put with a `ttl`
-        write = normalized(request, guard)
+        write = normalize(request, guard)
         puts = [each.lease for each in (*write.then, *write.otherwise) if isinstance(each, Put) and each.lease]
         own = (lease for lease in puts if lease in self._to_grant or lease == receipts.writers_lease)
         self._own_lease = next(own, None)
-        self._write = replace(write, then=self._on_leases(write.then), otherwise=self._on_leases(write.otherwise))
+        self._write = replace(write, then=self._add_leases(write.then), otherwise=self._add_leases(write.otherwise))
         self._looks = self._write.needed_reads()
         self._known: Known | None = None  # the results of `needed_reads`, at `_revision`; None before
         self._revision = 0
-        self._must_look = not self._write.sendable
+        self._must_look = not self._write.can_skip_reads
         self._receipt: Receipt | None = None  # the receipt of a write that may be under way
         self._renewed = False
 
-    def _on_leases(self, operations: Operations) -> Operations:
+    def _add_leases(self, operations: Operations) -> Operations:
         """Put each key with a TTL on a lease of its own, to be granted later."""
         placed: list[Any] = list(operations)
         for place, operation in enumerate(operations):
             if isinstance(operation, Put) and operation.ttl is not None:
-                lease = leases.new_id()
+                lease = leases.new_lease_id()
                 self._to_grant[lease] = operation.ttl
                 self._passing.add(lease)
                 placed[place] = Put(operation.key, operation.value, lease=lease)
@@ -79,7 +79,7 @@ class WriteAttempts:
             plan, result = await self._plan_and_send()
             used = plan.leases
         finally:
-            await self._revoke(self._passing - self._to_grant.keys() - used)
+            await self._revoke_unused(self._passing - self._to_grant.keys() - used)
         return answer(self._request, result)
 
     async def _plan_and_send(self) -> tuple[Plan, TransactionResult]:
@@ -87,8 +87,8 @@ class WriteAttempts:
             if self._must_look and self._known is None:
                 ranges, self._revision = await self._reads.read_many((), list(self._looks.values()), self._deadline)
                 self._known = dict(zip(self._looks, map(entry_in, ranges), strict=True))
-            plan = make_plan(self._write, self._known)
-            if self._known is not None and not plan.writes:
+            plan = plan_write(self._write, self._known)
+            if self._known is not None and not plan.changes_keys:
                 found = tuple(self._known[each.key] for each in plan.operations if isinstance(each, Get))
                 return plan, TransactionResult(plan.succeeded, found, self._revision)
             try:
@@ -112,45 +112,45 @@ class WriteAttempts:
 
         needed = plan.leases | {receipt.lease}
         try:
-            await self._grant(needed - plan.assumed)
-            reply = await self._request_in_time("KV/Txn", body)
+            await self._grant_leases(needed - plan.assumed)
+            reply = await self._ask_members("KV/Txn", body)
         except NoSpace:
             if doubt.any or not plan.only_deletes:
                 raise
-            return await self._deleted_without_receipt(plan)
+            return await self._delete_without_receipt(plan)
         except LeaseNotFound:
-            if await self._grant(needed):
+            if await self._grant_leases(needed):
                 return None  # keep `_receipt`, as an earlier copy of the write may be under way
             if doubt.any:
-                raise self._outcome_unknown() from None
+                raise self._unknown_outcome_error() from None
             if self._renewed or receipt.lease != self._receipts.lease:
                 raise
             self._renewed = True
-            self._drop_lapsed(receipt)
+            self._drop_lapsed_receipt(receipt)
             return None
         if reply.succeeded:
-            self._free(receipt, reply.header.revision)
+            self._release_receipt(receipt, reply.header.revision)
             if not fenced:
                 return result_of(plan, reply.responses[1:], reply.header.revision, hidden=self._hidden)
         else:
             found = entry_in(reply.responses[0].response_range)
             if found is None and receipt.revision:
                 if doubt.any:
-                    raise self._outcome_unknown()
-                self._drop_lapsed(receipt)  # the receipt's lease expired during a pause, and nothing was done
+                    raise self._unknown_outcome_error()
+                self._drop_lapsed_receipt(receipt)  # the receipt's lease expired during a pause, and nothing was done
                 return None
             revision = found.mod_revision if found is not None else 0
-            self._free(receipt, revision)
+            self._release_receipt(receipt, revision)
             if found is not None and revision != receipt.revision and found.value != FENCED:
                 return await self._recover_result(plan, revision)
         doubt.any = False  # certainly nothing was done
-        self._learn(reply.responses[1:], reply.header.revision)
+        self._note_entries(reply.responses[1:], reply.header.revision)
         return None
 
-    async def _request_in_time(self, method: str, fields: Fields | Callable[[], Fields]) -> Any:
+    async def _ask_members(self, method: str, fields: Fields | Callable[[], Fields]) -> Any:
         return await self._members.ask(method, fields, deadline=self._deadline, what="writing", doubt=self._doubt)
 
-    def _learn(self, responses: Sequence[pb.ResponseOp], revision: int) -> None:
+    def _note_entries(self, responses: Sequence[pb.ResponseOp], revision: int) -> None:
         self._must_look = len(responses) < len(self._looks)
         if self._must_look:
             self._known = None
@@ -158,22 +158,22 @@ class WriteAttempts:
         self._known = {key: entry_in(each.response_range) for key, each in zip(self._looks, responses, strict=True)}
         self._revision = revision
 
-    def _free(self, receipt: Receipt, revision: int) -> None:
+    def _release_receipt(self, receipt: Receipt, revision: int) -> None:
         self._receipts.release(replace(receipt, revision=revision))
         self._receipt = None
 
-    def _drop_lapsed(self, receipt: Receipt) -> None:
+    def _drop_lapsed_receipt(self, receipt: Receipt) -> None:
         self._receipts.drop_lease(receipt)
         self._receipt = None
 
     async def _recover_result(self, plan: Plan, revision: int) -> TransactionResult:
         try:
-            reply = await self._request_in_time("KV/Txn", recovery_reads(plan, revision, hidden=self._hidden))
+            reply = await self._ask_members("KV/Txn", recovery_reads(plan, revision, hidden=self._hidden))
         except Failure:  # the revision is compacted: the write was done, but its result is unknown
-            raise self._outcome_unknown() from None
+            raise self._unknown_outcome_error() from None
         return result_of(plan, reply.responses, revision, hidden=self._hidden)
 
-    async def _deleted_without_receipt(self, plan: Plan) -> TransactionResult | None:
+    async def _delete_without_receipt(self, plan: Plan) -> TransactionResult | None:
         """Delete without a receipt in a full cluster; only once, as a repetition might delete newer keys.
 
         Before 3.4.20 and 3.5.7, a full etcd accepted only deletions outside of transactions (etcd-io/etcd#13429).
@@ -187,31 +187,31 @@ class WriteAttempts:
                 raise ConnectionLost(f"an answer by {self._members.name} was lost", maybe_applied=True)
             return fields
 
-        reply = await self._request_in_time(method, once)
+        reply = await self._ask_members(method, once)
         if method == "KV/DeleteRange":
             responses = [pb.ResponseOp(response_delete_range=reply)]
         elif reply.succeeded:
             responses = reply.responses
         else:
-            self._learn(reply.responses, reply.header.revision)
+            self._note_entries(reply.responses, reply.header.revision)
             return None
         return result_of(plan, responses, reply.header.revision, hidden=self._hidden)
 
-    async def _grant(self, needed: Iterable[int]) -> bool:
+    async def _grant_leases(self, needed: Iterable[int]) -> bool:
         to_grant = [lease for lease in needed if lease in self._to_grant]
         for lease in to_grant:
             await leases.grant(self._members, self._to_grant[lease], self._deadline, id=lease)
             del self._to_grant[lease]  # the lease exists now; `run` revokes it if it is in `_passing` and unused
         return bool(to_grant)
 
-    async def _revoke(self, unused: Iterable[int]) -> None:
+    async def _revoke_unused(self, unused: Iterable[int]) -> None:
         """Revoke leases that were granted for puts that were not made; leases that are not revoked expire."""
         with anyio.move_on_after(HANG_UP_WITHIN, shield=True):
             for lease in unused:
                 with contextlib.suppress(StoreError, Failure):
                     await leases.revoke(self._members, lease, anyio.current_time() + HANG_UP_WITHIN)
 
-    def _outcome_unknown(self) -> ConnectionLost:
+    def _unknown_outcome_error(self) -> ConnectionLost:
         return ConnectionLost(
             f"an answer by {self._members.name} was lost, and the receipt that would tell what it was is gone",
             maybe_applied=True,

@@ -33,7 +33,7 @@ def log_absence(name: str, problem: Callable[[], str], *, within: float, ended_b
     timer: asyncio.TimerHandle | None = None
     me, waiting = object(), _waiting[name]
 
-    def tell(waited: float) -> None:
+    def log_absent(waited: float) -> None:
         nonlocal timer
         if waited and waiting[0] is me:
             what, so_far, rest = problem() or "nobody has answered", in_words(waited), in_words(within - waited)
@@ -41,10 +41,10 @@ def log_absence(name: str, problem: Callable[[], str], *, within: float, ended_b
             _log_in_thread(log, logging.WARNING, text, name, so_far, what, ended_by, rest)
         at = next((moment for moment in FIRST if moment > waited), 2 * waited)
         if at < within:
-            timer = loop.call_later(at - waited, tell, at)
+            timer = loop.call_later(at - waited, log_absent, at)
 
     waiting.append(me)
-    tell(0.0)
+    log_absent(0.0)
     try:
         yield
     finally:
@@ -53,7 +53,7 @@ def log_absence(name: str, problem: Callable[[], str], *, within: float, ended_b
             timer.cancel()
 
 
-class Outages:
+class OutageLog:
     """Logs at INFO that a store, connected before, is out of reach, and that it is back."""
 
     def __init__(self, name: str, problem: Callable[[], str], log: logging.Logger) -> None:
@@ -74,7 +74,7 @@ class Outages:
             self._failed_at = now
             if self._met and now - self._since >= FIRST[0] and not self._said:
                 self._said = True
-                self._say("the store at %s has been out of reach for %s: %s", now, self._problem())
+                self._log_outage("the store at %s has been out of reach for %s: %s", now, self._problem())
 
     def note_loss(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note a lost connection, and log the outage later if the connection is not restored."""
@@ -86,11 +86,11 @@ class Outages:
         """End the outage; with `now`, log that the store is back, if the outage was logged."""
         with self._lock:
             if self._said and now < math.inf:
-                self._say("the store at %s is back after %s%s", now, "")
+                self._log_outage("the store at %s is back after %s%s", now, "")
             self._lasts = self._said = False
             self._met = True
 
-    def _say(self, text: str, now: float, more: str) -> None:
+    def _log_outage(self, text: str, now: float, more: str) -> None:
         _log_in_thread(self._log, logging.INFO, text, self._name, in_words(now - self._since), more)
 
 

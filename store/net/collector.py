@@ -1,7 +1,7 @@
 """Keeps Python's garbage collector from stopping a server for long (promise S11).
 
 A full collection takes 110 ms with 300,000 keys, and a store's data has no cycles. So objects that survived a
-collection are hidden from later collections ("frozen"), until `tidy_up` collects them, too.
+collection are hidden from later collections ("frozen"), until `collect_frozen` collects them, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GROWTH = 200_000  # `tidy_up` searches for cycles after so many newly frozen objects
+GROWTH = 200_000  # `collect_frozen` searches for cycles after so many newly frozen objects
 
 _looked_at = 0  # the number of frozen objects after the last search for cycles
 
@@ -21,15 +21,15 @@ _looked_at = 0  # the number of frozen objects after the last search for cycles
 @contextlib.contextmanager
 def short_collections() -> Iterator[None]:
     """Keep every garbage collection in the block short."""
-    gc.callbacks.append(_freeze_what_survived)
+    gc.callbacks.append(_freeze_survivors)
     try:
         yield
     finally:
-        gc.callbacks.remove(_freeze_what_survived)
+        gc.callbacks.remove(_freeze_survivors)
         gc.unfreeze()
 
 
-def tidy_up() -> None:
+def collect_frozen() -> None:
     """If many objects were frozen since the last call, collect these, too; call this when a pause does no harm."""
     global _looked_at
     if gc.get_freeze_count() > _looked_at + GROWTH:
@@ -39,6 +39,6 @@ def tidy_up() -> None:
         _looked_at = gc.get_freeze_count()
 
 
-def _freeze_what_survived(phase: str, info: dict[str, Any]) -> None:
+def _freeze_survivors(phase: str, info: dict[str, Any]) -> None:
     if phase == "stop" and info["generation"]:
         gc.freeze()

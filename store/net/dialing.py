@@ -17,7 +17,7 @@ import anyio.to_thread
 from store.errors import AuthenticationError
 from store.limits import is_loopback
 from store.net.racing import Addresses, connect_async
-from store.net.sockets import lack_of_ports, prepare
+from store.net.sockets import port_shortage, set_tcp_options
 from store.net.standard_streams import open_before_uvloop
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ Dial: TypeAlias = "Callable[[Callable[[], asyncio.Protocol]], Awaitable[tuple[as
 Renew: TypeAlias = "Callable[[], ssl.SSLContext | None] | None"  # reads the certificate files again
 
 
-async def renewed(tls: ssl.SSLContext | None, renew: Renew) -> ssl.SSLContext | None:
+async def renewed_tls(tls: ssl.SSLContext | None, renew: Renew) -> ssl.SSLContext | None:
     """Return the TLS context for a new connection, from the files as they are now; None without TLS."""
     found = None if renew is None else await anyio.to_thread.run_sync(renew, abandon_on_cancel=True)
     return tls and (found or tls)
 
 
-class TcpDial:
+class TcpDialer:
     """Connects to an address over TCP, with TLS if the address says so."""
 
     def __init__(self, address: Address, tls: ssl.SSLContext | None, *, renew: Renew = None) -> None:
@@ -57,28 +57,28 @@ class TcpDial:
         """See `Dial`."""
         loop = asyncio.get_running_loop()
         open_before_uvloop(loop)
-        context = await renewed(self.tls, self.renew)
-        await self.choose(context)
+        context = await renewed_tls(self.tls, self.renew)
+        await self.choose_addresses(context)
         try:
             # Do not await between getting the socket and passing it on: a cancellation there would leak it.
             sock = await connect_async(self.addresses)
-            prepare(sock)  # set here, as uvloop's socket object would take three times as long
+            set_tcp_options(sock)  # set here, as uvloop's socket object would take three times as long
             return await loop.create_connection(
                 protocol_factory, sock=sock, ssl=context, server_hostname=self.addresses.host if context else None
             )
         except (ConnectionResetError, BrokenPipeError) as error:
-            raise HungUp(IN_THE_HANDSHAKE) if context else error from None
+            raise ClosedBeforeGreeting(IN_THE_HANDSHAKE) if context else error from None
 
-    async def choose(self, context: ssl.SSLContext | None) -> None:
+    async def choose_addresses(self, context: ssl.SSLContext | None) -> None:
         """Set `addresses` before connecting; a subclass for several hosts overrides this."""
 
 
-async def route_to(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:
+async def find_route(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:
     """Return the route to the first host, and its id `server`; if that is this machine, to another, and `ELSEWHERE`."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
         for place, (host, port) in enumerate(hosts):
-            ends = await _ends(host, port)
+            ends = await _route_ends(host, port)
             if ends is not None and ends[0] != ends[1] and not is_loopback(ends[1]):
                 return ends, ELSEWHERE if place else server
             if not place:
@@ -86,7 +86,7 @@ async def route_to(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends,
     return None if first is None else (first, server)
 
 
-async def _ends(host: str, port: int) -> Ends | None:
+async def _route_ends(host: str, port: int) -> Ends | None:
     with contextlib.suppress(OSError):
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         for family, kind, _, _, target in found:
@@ -96,7 +96,7 @@ async def _ends(host: str, port: int) -> Ends | None:
     return None
 
 
-class HungUp(ConnectionResetError):
+class ClosedBeforeGreeting(ConnectionResetError):
     """The server closed a connection before it sent any bytes."""
 
 
@@ -113,8 +113,8 @@ WITHOUT_A_WORD = "it closed the connection without a word; if it speaks TLS, wri
 def silent_close_error(*, secure: bool, met: bool) -> ConnectionResetError:
     """Return the error of a connection that closed before any bytes came; `met`: the server has answered earlier."""
     if secure:
-        return HungUp(IN_THE_HANDSHAKE)
-    return ConnectionResetError() if met else HungUp(WITHOUT_A_WORD)
+        return ClosedBeforeGreeting(IN_THE_HANDSHAKE)
+    return ConnectionResetError() if met else ClosedBeforeGreeting(WITHOUT_A_WORD)
 
 
 def untrusted_error(name: str, error: ssl.SSLCertVerificationError) -> AuthenticationError:
@@ -148,7 +148,7 @@ _TLS_IN_WORDS = {
 
 def describe(error: BaseException) -> str:
     """Return an error of the operating system or of TLS in plain words."""
-    if isinstance(error, HungUp | RefusedByStore):
+    if isinstance(error, ClosedBeforeGreeting | RefusedByStore):
         return str(error)
     if isinstance(error, ssl.SSLEOFError):
         return IN_THE_HANDSHAKE
@@ -161,13 +161,13 @@ def describe(error: BaseException) -> str:
         return "it closed the connection"
     if isinstance(error, TimeoutError):
         return "it does not answer"
-    return lack_here(error) or (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    return shortage_here(error) or (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
-def lack_here(error: BaseException) -> str:
+def shortage_here(error: BaseException) -> str:
     """Return what this machine or process lacks, if that has caused an error, with the remedy; "" for other errors."""
     if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
-        return lack_of_ports()
+        return port_shortage()
     return "" if isinstance(error, BlockingIOError) else exhausted_limit(error)
 
 

@@ -19,7 +19,7 @@ def process_identity() -> bytes:
     return _id
 
 
-def check_made_here(made_in: bytes, name: str) -> None:
+def check_not_forked(made_in: bytes, name: str) -> None:
     """Raise `UsedAfterFork` if a client was made before a `fork()`."""
     if made_in is not _id:
         raise UsedAfterFork(f"this client of {name} was made before fork(); make a new one in the child")
@@ -50,10 +50,10 @@ def loopback_id() -> str:
     return hashlib.sha256(where.encode()).hexdigest()[:8]
 
 
-def _renew_in_child() -> None:
+def _renew_identity() -> None:
     global _id
     _id = os.urandom(16)
     loopback_id.cache_clear()  # a forked child may enter another network namespace
 
 
-os.register_at_fork(after_in_child=_renew_in_child)
+os.register_at_fork(after_in_child=_renew_identity)

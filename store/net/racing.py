@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from store.net.sockets import SystemErrorsSuppressed, raised_by_handler
+from store.net.sockets import SystemErrorsSuppressed, raised_by_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -72,13 +72,13 @@ class Addresses:
                 *(self.host, self.port, SMALL_SEGMENT),
             )
 
-    def prepare(self, sock: socket.socket) -> None:
+    def set_options(self, sock: socket.socket) -> None:
         """Prepare a socket before it connects."""
         if self._small_packets:
             with SystemErrorsSuppressed(OSError):  # some systems reject it
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
 
-    def in_brackets(self) -> str:
+    def in_parentheses(self) -> str:
         """Return the last known addresses, for an error message."""
         found = list(dict.fromkeys(str(one[4][0]) for one in tuple(self._resolved)))
         if self.literal or not found:
@@ -91,7 +91,7 @@ class Addresses:
         if not self.literal and time.monotonic() >= self._holds_until:
             looking, wait = self._looking, not self._has_worked
             if looking is None or not looking.is_alive():  # only one lookup runs at a time: a lookup may take minutes
-                looking = threading.Thread(target=self._look_up_aside, name=f"look up {self.host}", daemon=True)
+                looking = threading.Thread(target=self._look_up_in_thread, name=f"look up {self.host}", daemon=True)
                 wait = True
                 looking.start()
                 self._looking = looking
@@ -108,7 +108,7 @@ class Addresses:
         turns = [one for turn in itertools.zip_longest(*families.values()) for one in turn if one is not None]
         return sorted(turns, key=lambda one: self._standing.get(one[4], 0))
 
-    def _look_up_aside(self) -> None:
+    def _look_up_in_thread(self) -> None:
         try:
             self._look_up()
         except (OSError, UnicodeError) as error:
@@ -138,8 +138,8 @@ class Addresses:
             self._standing.clear()  # all addresses have failed: rank them equally
 
 
-class Race:
-    """One race to connect: the caller calls `begin_next` at intervals, and `is_won` with each writable socket."""
+class ConnectRace:
+    """One race to connect: the caller calls `connect_next` at intervals, and `is_won` with each writable socket."""
 
     def __init__(self, addresses: Addresses, order: Iterable[Resolved]) -> None:
         self._addresses = addresses
@@ -148,7 +148,7 @@ class Race:
         self._problem: OSError | None = None
         self.connecting: dict[socket.socket, Any] = {}
 
-    def begin_next(self) -> socket.socket | None:
+    def connect_next(self) -> socket.socket | None:
         """Begin to connect to the next address that does not fail at once; `OSError` if all have failed."""
         while self.left:
             family, kind, protocol, _, address = self.left.popleft()
@@ -157,22 +157,22 @@ class Race:
             try:
                 sock = socket.socket(family, kind, protocol)
                 sock.setblocking(False)
-                self._addresses.prepare(sock)
+                self._addresses.set_options(sock)
                 number = sock.connect_ex(address)
             except BaseException as error:
                 if sock is not None:
                     sock.close()
-                if not isinstance(error, OSError) or raised_by_handler(error):
+                if not isinstance(error, OSError) or raised_by_signal(error):
                     raise
-                self._failed(error)
+                self._note_error(error)
                 continue
             assert sock is not None, "it was made"
             if number in UNDER_WAY:
                 self.connecting[sock] = address
                 return sock
             sock.close()
-            self._failed(OSError(number, os.strerror(number)))
-        self._raise_if_lost()
+            self._note_error(OSError(number, os.strerror(number)))
+        self._raise_if_all_failed()
         return None
 
     def is_won(self, sock: socket.socket) -> bool:
@@ -184,8 +184,8 @@ class Race:
             self._addresses.note_success(address)
             return True
         sock.close()
-        self._failed(OSError(number, os.strerror(number)))
-        self._raise_if_lost()
+        self._note_error(OSError(number, os.strerror(number)))
+        self._raise_if_all_failed()
         return False
 
     def close(self) -> None:
@@ -196,12 +196,12 @@ class Race:
         self._addresses.note_failures(self._tried)
         self._tried.clear()
 
-    def _failed(self, error: OSError) -> None:
+    def _note_error(self, error: OSError) -> None:
         # Keep the error of a refused connection, which says more than a missing route.
         if self._problem is None or isinstance(error, ConnectionRefusedError):
             self._problem = error
 
-    def _raise_if_lost(self) -> None:
+    def _raise_if_all_failed(self) -> None:
         if not self.left and not self.connecting and self._problem is not None:
             raise self._problem
 
@@ -212,7 +212,7 @@ def connect_blocking(addresses: Addresses, until: float, check: Callable[[], Non
         check()
         if time.monotonic() >= until:
             raise TimeoutError
-    with contextlib.closing(Race(addresses, order)) as race:
+    with contextlib.closing(ConnectRace(addresses, order)) as race:
         next_at = time.monotonic()
         while True:
             check()
@@ -220,7 +220,7 @@ def connect_blocking(addresses: Addresses, until: float, check: Callable[[], Non
             if now >= until:
                 raise TimeoutError
             if race.left and now >= next_at:
-                race.begin_next()
+                race.connect_next()
                 next_at = now + STAGGER
             waiting = select.poll()
             for sock in race.connecting:
@@ -240,7 +240,7 @@ async def connect_async(addresses: Addresses) -> socket.socket:
     while order is None:
         order = await anyio.to_thread.run_sync(addresses.resolve, abandon_on_cancel=True)
     loop = asyncio.get_running_loop()
-    race = Race(addresses, order)
+    race = ConnectRace(addresses, order)
     writable: list[socket.socket] = []
     come = asyncio.Event()
 
@@ -251,7 +251,7 @@ async def connect_async(addresses: Addresses) -> socket.socket:
 
     try:
         while True:
-            sock = race.begin_next()
+            sock = race.connect_next()
             if sock is not None:
                 loop.add_writer(sock, can_be_written_to, sock)
             with anyio.move_on_after(STAGGER if race.left else None):

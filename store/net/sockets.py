@@ -48,7 +48,7 @@ _owned: weakref.WeakKeyDictionary[object, tuple[Any, ...]] = weakref.WeakKeyDict
 CALLED = frozenset({"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"})
 
 
-def raised_by_handler(error: BaseException | None) -> bool:
+def raised_by_signal(error: BaseException | None) -> bool:
     """Return True if a signal's handler raised this error, and not a package of `CALLED`."""
     if error is None or threading.current_thread() is not threading.main_thread():  # signal handlers run there
         return False
@@ -69,10 +69,10 @@ class SystemErrorsSuppressed(contextlib.suppress):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return super().__exit__(kind, error, trace) and not raised_by_handler(error)
+        return super().__exit__(kind, error, trace) and not raised_by_signal(error)
 
 
-def prepare(sock: Any) -> None:
+def set_tcp_options(sock: Any) -> None:
     """Set the options of a TCP socket: no delays; notice a dead peer in half a minute."""
     with SystemErrorsSuppressed(OSError):  # the socket is closed
         for level, option, value in OPTIONS:
@@ -136,7 +136,7 @@ def unregister(owner: object) -> None:
     _owned.pop(owner, None)
 
 
-def bound_sockets(host: str, port: int) -> list[socket.socket]:
+def listen_on(host: str, port: int) -> list[socket.socket]:
     """Return sockets that listen on every address of `host` ("": all), on one port (0: a free one)."""
     # Ask for None instead of `localhost`, which in some hosts files has an address of one family only.
     asked, flags = (None, 0) if host == "localhost" else (host or None, socket.AI_PASSIVE)
@@ -182,13 +182,13 @@ def _bind_socket(family: int, address: tuple[Any, ...]) -> socket.socket | None:
             return None
         reason = os.strerror(error.errno or 0).lower()
         if error.errno == errno.EADDRINUSE:
-            lack = lack_of_ports() if not address[1] else ""
+            lack = port_shortage() if not address[1] else ""
             reason = lack or f"{reason}; choose another port, or 0 for a free one"
         raise OSError(error.errno, f"cannot listen on {address[0]} port {address[1]}: {reason}") from None
     return sock
 
 
-def lack_of_ports() -> str:
+def port_shortage() -> str:
     """Return an explanation, with the remedy, if no automatic port of this machine is free; else ""."""
     try:
         with socket.socket() as probe:
@@ -227,13 +227,13 @@ def raised_file_limit() -> Iterator[int]:
         yield raise_file_limit()
     finally:
         _limit_users -= 1
-        if not _limit_users and open_files() < _limit_before[0]:
+        if not _limit_users and open_file_count() < _limit_before[0]:
             with contextlib.suppress(OSError, ValueError):
                 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
                 resource.setrlimit(resource.RLIMIT_NOFILE, (_limit_before[0], hard))
 
 
-def open_files() -> int:
+def open_file_count() -> int:
     """Return the number of open files of this process; 0 if unknown."""
     for listing in ("/proc/self/fd", "/dev/fd"):
         with contextlib.suppress(OSError):

@@ -78,7 +78,7 @@ async def run_to_end(work: Coroutine[Any, Any, T], *, within: float | None = Non
     return task.result() if task.done() else None
 
 
-class Cancelling:
+class RepeatedCancel:
     """Cancels its creator's task at each await, from `begin` until `end`, except in shielded anyio scopes."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Cancelling:
         assert task is not None, "it is made in a task"
         self._task = task
         self._before = task.cancelling()
-        self._outer = _scope_of(task)
+        self._outer = _innermost_scope(task)
         self._count = 0
         self._next: asyncio.Handle | None = None
 
@@ -119,7 +119,7 @@ class Cancelling:
         return self._count > 0 and is_here and self._task.cancelling() <= self._before
 
     def _is_shielded(self) -> bool:
-        scope = _scope_of(self._task)
+        scope = _innermost_scope(self._task)
         while scope is not None and scope is not self._outer:
             if scope.shield:
                 return True
@@ -127,7 +127,7 @@ class Cancelling:
         return False
 
 
-def _scope_of(task: asyncio.Task[Any]) -> Any:
+def _innermost_scope(task: asyncio.Task[Any]) -> Any:
     """Return the innermost anyio scope of a task; None if anyio's internals are unknown."""
     states = getattr(sys.modules.get("anyio._backends._asyncio"), "_task_states", {})
     return getattr(states.get(task), "cancel_scope", None)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
-from store.net.callers import check_threads
+from store.net.callers import reject_green_threads
 from store.net.dialing import exhausted_limit
 from store.net.standard_streams import open_standard_streams
 
@@ -112,7 +112,7 @@ class Call(Generic[T]):
         self._task: asyncio.Task[T] | None = None
         self.over: Flag = Flag()
         try:
-            there.call_soon_threadsafe(self._begin)
+            there.call_soon_threadsafe(self._start_task)
         except BaseException:
             if there.is_closed():
                 work.close()
@@ -120,13 +120,13 @@ class Call(Generic[T]):
                 self.cancel()
             raise
 
-    def _begin(self) -> asyncio.Task[T]:
+    def _start_task(self) -> asyncio.Task[T]:
         if self._task is None:
             self._task = self._there.create_task(self._work)
-            self._task.add_done_callback(self._task_ended)
+            self._task.add_done_callback(self._handle_task_end)
         return self._task
 
-    def _task_ended(self, task: asyncio.Task[T]) -> None:
+    def _handle_task_end(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
             task.exception()  # read the error, or asyncio reports it as never retrieved
         self.over.set()
@@ -161,7 +161,7 @@ class Call(Generic[T]):
     def cancel(self) -> None:
         """Cancel the call, if it is not over."""
         with contextlib.suppress(RuntimeError):  # its loop has ended
-            self._there.call_soon_threadsafe(lambda: self._begin().cancel())
+            self._there.call_soon_threadsafe(lambda: self._start_task().cancel())
 
     @property
     def has_failed(self) -> bool:
@@ -182,17 +182,17 @@ class LoopThread:
     def __init__(
         self, name: str, *, end: Callable[[], Coroutine[Any, Any, None]] | None = None, last: bool = False
     ) -> None:
-        check_threads()
+        reject_green_threads()
         self._end = end
         self._stop = asyncio.Event()
         self._last = last  # True if the thread ends after others at the process's end
         self._ready = Flag()
         self._failure: Exception | None = None
         self._calls: set[Call[Any]] = set()  # the calls that are not over
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         try:
             # Call `Thread.start` in another thread, where no signal's handler can interrupt it.
-            _thread.start_new_thread(self._begin, ())
+            _thread.start_new_thread(self._start_thread, ())
             self._ready.wait()
         except BaseException:
             self._ready.call(lambda: self.stop() if self._failure is None else None)
@@ -202,7 +202,7 @@ class LoopThread:
                 f"the thread {name!r} could not start: {exhausted_limit(self._failure) or self._failure}"
             ) from self._failure
 
-    def _begin(self) -> None:
+    def _start_thread(self) -> None:
         try:
             self._loop = new_loop()  # made before the thread starts, so that `run` works at once
             _running[self._thread] = self._last, self.stop
@@ -216,17 +216,17 @@ class LoopThread:
             self._failure = error
         self._ready.set()
 
-    def _main(self) -> None:
+    def _run_loop(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._serve())
+                runner.run(self._wait_for_stop())
         finally:
             # Remove the `_running` entry: it would keep the thread and its loop in memory (300 kB).
             _running.pop(self._thread, None)
             for call in tuple(self._calls):
                 call.abandon()
 
-    async def _serve(self) -> None:
+    async def _wait_for_stop(self) -> None:
         try:
             await self._stop.wait()
         finally:
@@ -280,7 +280,7 @@ class HeldContext(contextlib.AbstractContextManager[T]):
         self._entered = Flag()
 
     def __enter__(self) -> T:
-        self._holding = self._thread.run(self._hold())
+        self._holding = self._thread.run(self._hold_context())
         self._holding.over.call(self._entered.set)
         try:
             self._entered.wait()
@@ -291,7 +291,7 @@ class HeldContext(contextlib.AbstractContextManager[T]):
             self._holding.result()
         return self._entered_as
 
-    async def _hold(self) -> None:
+    async def _hold_context(self) -> None:
         with anyio.CancelScope() as scope:
             async with self._context as self._entered_as:
                 self._entered.set()
@@ -326,7 +326,7 @@ _running: weakref.WeakKeyDictionary[threading.Thread, tuple[bool, Callable[[], o
 """For each thread that runs a loop: if it ends last, and the function that ends it."""
 
 
-def _end_all() -> None:
+def _stop_all_loops() -> None:
     """Stop every loop and join its thread; loops that serve stores are last, as clients in this process need them."""
     deadline = time.monotonic() + END_WITHIN
     # Skip threads that are not alive: in a forked child, all threads of the parent.
@@ -339,4 +339,4 @@ def _end_all() -> None:
             thread.join(max(deadline - time.monotonic(), 0.0))
 
 
-atexit.register(_end_all)
+atexit.register(_stop_all_loops)

@@ -21,7 +21,7 @@ from store.errors import (
     StoreError,
     StoreReplaced,
     StoreTimeoutError,
-    unsent,
+    unsent_copy,
 )
 from store.limits import Limits
 from store.messages import ERRORS, Failed, FailureKind, Grant, Granted, Listing, ListingPart, Response, Revoke, mutates
@@ -43,7 +43,7 @@ LIMITS_TOLD = ("operations_max", "writes_max", "session_replies_max", "lease_ttl
 """The limits that a client applies itself, from the welcome."""
 
 
-def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
+def _token_proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
     parts = (
         role.encode(),
         b"%d" % hello.version,
@@ -70,7 +70,7 @@ class ServerConnection:
         self._last_id = 0
 
     @property
-    def greeted(self) -> bool:
+    def is_authenticated(self) -> bool:
         """True if the client has said hello, with any required proof."""
         return self._hello is not None
 
@@ -83,19 +83,19 @@ class ServerConnection:
         """Free the bytes of an incomplete frame."""
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
 
-    def greeting(self) -> bytes:
+    def encode_greeting(self) -> bytes:
         """Return the server's greeting as a frame."""
-        return wire.encode_opening(self._greeting)
+        return wire.encode_handshake(self._greeting)
 
-    def only_request(self, data: bytes) -> tuple[int, int, Request[Any]] | None:
+    def single_request(self, data: bytes) -> tuple[int, int, Request[Any]] | None:
         """Return the request if the bytes are exactly one request; otherwise None, and the caller calls `receive`."""
         if self._hello is None or len(data) > wire.STEP_BYTES:
             return None
-        body = self._reader.only_frame(data)
+        body = self._reader.single_frame(data)
         item = None if body is None else wire.decode_request(body)
         if item is None or isinstance(item, Bye):
             return None
-        self._take_number(item[0])
+        self._check_request_id(item[0])
         return item
 
     def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]] | None]:
@@ -105,7 +105,7 @@ class ServerConnection:
         """
         for body in self._reader.feed(data):
             if self._hello is None:
-                hello = wire.decode_opening(body, Hello)
+                hello = wire.decode_handshake(body, Hello)
                 assert isinstance(hello, Hello), "only servers reject"
                 self._check_hello(hello)
                 self._hello = hello
@@ -117,10 +117,10 @@ class ServerConnection:
             else:
                 item = yield from wire.decode_request_in_steps(body, elements_max=self._elements_max)
             if not isinstance(item, Bye):
-                self._take_number(item[0])
+                self._check_request_id(item[0])
             yield item
 
-    def _take_number(self, request_id: int) -> None:
+    def _check_request_id(self, request_id: int) -> None:
         if request_id <= self._last_id:
             raise ProtocolError(f"request {request_id} comes after request {self._last_id}; ids count upwards")
         self._last_id = request_id
@@ -128,19 +128,19 @@ class ServerConnection:
     def welcome(self, *, session: int, address: str, revision: int, durable: bool = True) -> bytes:
         """Return the welcome that answers a hello, as a frame; `session` is the session's number."""
         assert self._hello is not None, "a welcome answers a hello"
-        proof = b"" if self._token is None else _proof(self._token, "server", self._greeting, self._hello)
+        proof = b"" if self._token is None else _token_proof(self._token, "server", self._greeting, self._hello)
         limits = {name: getattr(self._limits, name) for name in LIMITS_TOLD}
         frame_bytes_max = self._limits.frame_bytes_max
-        return wire.encode_opening(Welcome(session, address, revision, frame_bytes_max, proof, limits, durable))
+        return wire.encode_handshake(Welcome(session, address, revision, frame_bytes_max, proof, limits, durable))
 
     def _check_hello(self, hello: Hello) -> None:
         if not wire.VERSION_MIN <= hello.version <= wire.VERSION:
-            raise ProtocolError(wire.other_version(hello.version, hello.version, server=False))
+            raise ProtocolError(wire.version_error_text(hello.version, hello.version, server=False))
         if self._token is None:
             return
         if not hello.proof:
             raise AuthenticationError("this server wants a token, and the client has none")
-        if not hmac.compare_digest(hello.proof, _proof(self._token, "client", self._greeting, hello)):
+        if not hmac.compare_digest(hello.proof, _token_proof(self._token, "client", self._greeting, hello)):
             raise AuthenticationError("the client's token is not the server's")
 
 
@@ -179,9 +179,9 @@ class InFlight:
             return Revoke(lease=response.lease)
         return None
 
-    def with_doubt(self, error: StoreError) -> StoreError:
+    def error_for_request(self, error: StoreError) -> StoreError:
         """Return a copy of the client's error for this request, with the request's own `maybe_applied`."""
-        mine = unsent(error)
+        mine = unsent_copy(error)
         if isinstance(error, ConnectionLost | ProtocolError | AuthenticationError):
             mine.maybe_applied = self.maybe_applied
         return mine
@@ -218,23 +218,23 @@ class ClientConnection:
         self._frame_bytes_max = FRAME_BYTES_AT_FIRST
         self.limits: dict[str, float] = {}  # the server's, from its last welcome
 
-    def connected(self, *, nonce: bytes) -> None:
+    def start_connection(self, *, nonce: bytes) -> None:
         """Start a connection; `nonce` is 16 fresh random bytes."""
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._nonce = nonce
         self._token = self._secret() if callable(self._secret) else self._secret
         self._greeting = self._hello = self.welcomed = None
 
-    def disconnected(self) -> None:
+    def end_connection(self) -> None:
         """End the connection; forget abandoned requests, except grants, whose leases `undo_request` revokes."""
         self.welcomed = None
         for item in tuple(self.in_flight.values()):
             item.parts.clear()  # a repeated request gets all parts again
             if item.abandoned and not isinstance(item.request, Grant):
-                self._forget(item)
+                self._forget_request(item)
 
     @property
-    def met(self) -> bool:
+    def has_received(self) -> bool:
         """True if the server has sent anything on this connection."""
         return self._greeting is not None
 
@@ -269,18 +269,18 @@ class ClientConnection:
                         f"{self._name} wants a token, and none was given: pass token=, or a run's token_file="
                     )
             else:
-                yield self._take_welcome(item) if isinstance(item, Welcome) else item
+                yield self._check_welcome(item) if isinstance(item, Welcome) else item
 
     def _decode(self, body: memoryview) -> Greeting | Welcome | Reply | Events | Lagged | Bye | Rejection:
         if self.welcomed is not None:
             return wire.decode_server_frame(body)
         if self._greeting is not None:
-            return wire.decode_opening(body, Welcome)
-        return wire.decode_opening(body, Greeting)
+            return wire.decode_handshake(body, Welcome)
+        return wire.decode_handshake(body, Greeting)
 
-    def only_answer(self, data: bytes, item: InFlight) -> Response | None:
+    def single_answer(self, data: bytes, item: InFlight) -> Response | None:
         """Return the answer to `item` if the bytes are exactly that; otherwise None, and the caller calls `receive`."""
-        body = None if self.welcomed is None else self._reader.only_frame(data)
+        body = None if self.welcomed is None else self._reader.single_frame(data)
         if body is None:
             return None
         reply = wire.decode_server_frame(body)
@@ -288,7 +288,7 @@ class ClientConnection:
             return None
         if type(reply.response) is ListingPart or item.parts:
             return None
-        self._forget(item)
+        self._forget_request(item)
         self._note_revision(reply.response)
         return reply.response
 
@@ -312,7 +312,7 @@ class ClientConnection:
     def _answer_greeting(self, greeting: Greeting) -> bytes:
         version = min(greeting.version_max, wire.VERSION)
         if version < max(greeting.version_min, wire.VERSION_MIN):
-            said = wire.other_version(greeting.version_min, greeting.version_max, server=True)
+            said = wire.version_error_text(greeting.version_min, greeting.version_max, server=True)
             raise ProtocolError(f"{self._name} is not for us: {said}")
         if self._token is not None and not greeting.token_wanted:
             raise AuthenticationError(
@@ -321,15 +321,15 @@ class ClientConnection:
             )
         hello = Hello(version, self._session_id, self._nonce, b"", self._process)
         if self._token is not None:
-            hello = hello.replace(proof=_proof(self._token, "client", greeting, hello))
+            hello = hello.replace(proof=_token_proof(self._token, "client", greeting, hello))
         self._greeting, self._hello = greeting, hello
-        return wire.encode_opening(hello)
+        return wire.encode_handshake(hello)
 
-    def _take_welcome(self, welcome: Welcome) -> Welcome:
+    def _check_welcome(self, welcome: Welcome) -> Welcome:
         assert self._greeting is not None
         assert self._hello is not None
         if self._token is not None and not hmac.compare_digest(
-            welcome.proof, _proof(self._token, "server", self._greeting, self._hello)
+            welcome.proof, _token_proof(self._token, "server", self._greeting, self._hello)
         ):
             raise AuthenticationError(
                 f"{self._name} could not prove that it knows the token: it is not the server meant"
@@ -358,7 +358,7 @@ class ClientConnection:
         self.welcomed = welcome
         return welcome
 
-    def ask(self, request: Request[Any], waiter: Any) -> InFlight:
+    def register_request(self, request: Request[Any], waiter: Any) -> InFlight:
         """Number a request and keep it until it is answered."""
         self._last_id += 1
         item = InFlight(self._last_id, request, waiter, mutates(request))
@@ -373,7 +373,7 @@ class ClientConnection:
         try:
             frame = wire.encode_request(item.request_id, oldest - 1, item.request, bytes_max=self._frame_bytes_max)
         except StoreError:
-            self._forget(item)
+            self._forget_request(item)
             raise
         item.sent = True
         return frame
@@ -382,7 +382,7 @@ class ClientConnection:
         """After a welcome to a new session, forget and return the sent mutations: each may have been applied."""
         lost = [item for item in self.in_flight.values() if item.maybe_applied and not self.resumed]
         for item in lost:
-            self._forget(item)
+            self._forget_request(item)
         return lost
 
     @property
@@ -400,13 +400,13 @@ class ClientConnection:
         """The grants that no caller waits for, and whose answers are still to come: see `InFlight.undo_request`."""
         return [item for item in self.in_flight.values() if item.abandoned and isinstance(item.request, Grant)]
 
-    def abandon(self, item: InFlight) -> None:
+    def abandon_request(self, item: InFlight) -> None:
         """Note that no caller waits for a request: only a grant that was sent is still repeated."""
         item.abandoned = True
         if not item.sent or (self.welcomed is None and not isinstance(item.request, Grant)):
-            self._forget(item)
+            self._forget_request(item)
 
-    def _forget(self, item: InFlight) -> None:
+    def _forget_request(self, item: InFlight) -> None:
         self.in_flight.pop(item.request_id, None)
         self._unanswered.pop(item.request_id, None)
 

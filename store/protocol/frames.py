@@ -26,7 +26,7 @@ class FrameReader:
         """The received bytes of an incomplete frame."""
         return len(self._held)
 
-    def only_frame(self, data: bytes) -> bytes | None:
+    def single_frame(self, data: bytes) -> bytes | None:
         """Return the body if the bytes are exactly one frame; otherwise None, and the caller calls `feed`."""
         size = len(data) - 4
         if self._held or not 0 <= size <= self.bytes_max or _length.unpack_from(data) != (size,):

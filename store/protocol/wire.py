@@ -26,7 +26,7 @@ from store.messages import (
 from store.printable import printable
 from store.protocol.element_budget import count_elements
 from store.protocol.frames import frame
-from store.records import Record, Unfit, UnionKind, UnknownWord, shown
+from store.records import Record, Unfit, UnionKind, UnknownValue, brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -147,25 +147,25 @@ class Bye(NamedTuple):
     reason: str
 
 
-def _no_extensions(code: int, _: bytes) -> object:
+def _reject_extension(code: int, _: bytes) -> object:
     raise ValueError(f"extension type {code} is not part of the protocol")
 
 
-_unpack: Callable[..., Any] = functools.partial(msgpack.unpackb, use_list=False, ext_hook=_no_extensions)
+_unpack: Callable[..., Any] = functools.partial(msgpack.unpackb, use_list=False, ext_hook=_reject_extension)
 _unpack_opening = functools.partial(_unpack, max_array_len=OPENING_ELEMENTS_MAX, max_map_len=OPENING_ELEMENTS_MAX)
 
 
-def _decode(body: memoryview | bytes, unpack: Callable[..., Any] = _unpack) -> tuple[Any, ...]:
+def _unpack_frame(body: memoryview | bytes, unpack: Callable[..., Any] = _unpack) -> tuple[Any, ...]:
     try:
         fields = unpack(body)  # text becomes `str`; keys of maps may be text or bytes
     except Exception as error:  # msgpack raises several unrelated classes for garbage
         raise ProtocolError(f"a frame is not msgpack: {type(error).__name__}: {error}") from error
     if type(fields) is not tuple or len(fields) < 2:
-        raise ProtocolError(f"a frame holds {shown(fields)}, not an array of two or more")
+        raise ProtocolError(f"a frame holds {brief(fields)}, not an array of two or more")
     return fields
 
 
-def encode_opening(said: Greeting | Hello | Welcome) -> bytes:
+def encode_handshake(said: Greeting | Hello | Welcome) -> bytes:
     """Return a greeting, a hello or a welcome as a frame."""
     return frame(_pack((MAGIC, said)))
 
@@ -175,11 +175,11 @@ def encode_rejection(rejection: Rejection) -> bytes:
     return frame(_pack((SORRY, *rejection)))
 
 
-def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Rejection:
+def decode_handshake(body: memoryview | bytes, kind: type[O]) -> O | Rejection:
     """Decode a greeting, hello or welcome, as `kind` says, or a server's refusal."""
-    fields = _decode(body, _unpack_opening)
+    fields = _unpack_frame(body, _unpack_opening)
     if fields[0] == SORRY and kind is not Hello:
-        return _rejection_of(fields)
+        return _decode_rejection(fields)
     why = "it does not begin as one"
     if fields[0] == MAGIC:
         try:
@@ -194,10 +194,10 @@ def _check_version(fields: Any, kind: type[Record]) -> None:
     versions = fields[: {Hello: 1, Greeting: 2}.get(kind, 0)] if type(fields) is tuple else ()
     told = bool(versions) and all(type(version) is int for version in versions)
     if told and not (versions[0] <= VERSION and versions[-1] >= VERSION_MIN):
-        raise ProtocolError(other_version(versions[0], versions[-1], server=kind is Greeting))
+        raise ProtocolError(version_error_text(versions[0], versions[-1], server=kind is Greeting))
 
 
-def other_version(oldest: int, newest: int, *, server: bool) -> str:
+def version_error_text(oldest: int, newest: int, *, server: bool) -> str:
     """Return the error message for a peer (the `server`, or a client) that shares no version with this release."""
     theirs = f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
     ours = f"version {VERSION}" if VERSION_MIN == VERSION else f"versions {VERSION_MIN} to {VERSION}"
@@ -209,7 +209,7 @@ def other_version(oldest: int, newest: int, *, server: bool) -> str:
     return f"{said}: upgrade the {behind}, or install the same release of rdzv on both sides"
 
 
-def _rejection_of(fields: tuple[Any, ...]) -> Rejection:
+def _decode_rejection(fields: tuple[Any, ...]) -> Rejection:
     if len(fields) < 3 or type(fields[1]) is not str or type(fields[2]) is not str:
         raise ProtocolError("a refusal has no kind or no reason")
     return Rejection(fields[1], printable(fields[2]))
@@ -231,13 +231,13 @@ def elements_max(operations_max: int) -> int:
 
 def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | Bye:
     """Decode up to `STEP_BYTES` bytes; return a request's id, the id it acknowledges, and the request, or a goodbye."""
-    fields = _decode(body)
+    fields = _unpack_frame(body)
     if fields[0] == BYE:
-        return _bye(fields)
-    _check_numbers(fields)
+        return _decode_bye(fields)
+    _check_request_ids(fields)
     try:
         return fields[0], fields[1], _asked.read(fields[2])
-    except UnknownWord as error:
+    except UnknownValue as error:
         return fields[0], fields[1], UnknownRequest(str(error))
     except Unfit as error:
         raise ProtocolError(str(error)) from None
@@ -252,36 +252,36 @@ def decode_request_in_steps(
     except ValueError as error:
         raise ProtocolError(f"a frame is not msgpack, or none of ours: {error}") from None
     if count > elements_max:
-        return *_numbers_of(body), TooManyElements(elements_max=elements_max)
-    fields = _decode(body)
+        return *_read_request_ids(body), TooManyElements(elements_max=elements_max)
+    fields = _unpack_frame(body)
     yield
     if fields[0] == BYE:
-        return _bye(fields)
-    _check_numbers(fields)
+        return _decode_bye(fields)
+    _check_request_ids(fields)
     try:
         return fields[0], fields[1], (yield from _asked.read_in_steps(fields[2]))
-    except UnknownWord as error:
+    except UnknownValue as error:
         return fields[0], fields[1], UnknownRequest(str(error))
     except Unfit as error:
         raise ProtocolError(str(error)) from None
 
 
-def _check_numbers(fields: Sequence[Any]) -> None:
+def _check_request_ids(fields: Sequence[Any]) -> None:
     if len(fields) < 3 or type(fields[0]) is not int or type(fields[1]) is not int or fields[0] < 1:
         raise ProtocolError("a request does not begin with its id and the acknowledged one")
     if fields[0] > NUMBER_MAX or fields[1] > NUMBER_MAX:
         raise ProtocolError(f"request {fields[0]} acknowledges {fields[1]}; no number of a request passes {NUMBER_MAX}")
 
 
-def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
-    start = msgpack.Unpacker(max_buffer_size=64, max_array_len=0, max_map_len=0, ext_hook=_no_extensions)
+def _read_request_ids(body: memoryview | bytes) -> tuple[int, int]:
+    start = msgpack.Unpacker(max_buffer_size=64, max_array_len=0, max_map_len=0, ext_hook=_reject_extension)
     start.feed(body[:64])
     try:
         start.read_array_header()
         numbers = start.unpack(), start.unpack()
     except Exception as error:
         raise ProtocolError("a request does not begin with its id and the acknowledged one") from error
-    _check_numbers((*numbers, None))
+    _check_request_ids((*numbers, None))
     return numbers
 
 
@@ -294,7 +294,7 @@ def encode_in_chunks(said: Response | tuple[Event, ...]) -> tuple[bytes, ...]:
     """Encode a response or events once for all readers, without a head; a large value is a chunk of its own."""
     chunks: list[bytes] = []
     small: list[bytes] = []
-    for part in _parts(said):
+    for part in _encode_parts(said):
         if len(part) < CHUNK_BYTES:
             small.append(part)
         else:
@@ -303,50 +303,50 @@ def encode_in_chunks(said: Response | tuple[Event, ...]) -> tuple[bytes, ...]:
     return (*chunks, b"".join(small))
 
 
-def _parts(value: Any) -> Iterator[bytes]:
+def _encode_parts(value: Any) -> Iterator[bytes]:
     if isinstance(value, bytes) and len(value) >= CHUNK_BYTES:
         yield b"\xc6" + len(value).to_bytes(4, "big")
         yield value
-    elif isinstance(value, tuple) and _holds_large(value):
+    elif isinstance(value, tuple) and _has_large_value(value):
         yield b"\xdd" + len(value).to_bytes(4, "big")
         for each in value:
-            yield from _parts(each)
+            yield from _encode_parts(each)
     else:
         yield _pack(value)
 
 
-def _holds_large(fields: tuple[Any, ...]) -> bool:
+def _has_large_value(fields: tuple[Any, ...]) -> bool:
     return any(
-        _holds_large(field) if isinstance(field, tuple) else isinstance(field, bytes) and len(field) >= CHUNK_BYTES
+        _has_large_value(field) if isinstance(field, tuple) else isinstance(field, bytes) and len(field) >= CHUNK_BYTES
         for field in fields
     )
 
 
-def content_head(request_id: int, size: int) -> bytes:
+def response_head(request_id: int, size: int) -> bytes:
     """Return the head of a frame for a response of `size` bytes."""
     return _HEAD.pack(size + _HEAD.size - 4, 0x92, 0xCF, request_id)
 
 
 def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | Bye | Rejection:
     """Decode a server's frame."""
-    fields = _decode(body)
+    fields = _unpack_frame(body)
     request_id, said = fields[0], fields[1]
     if type(request_id) is not int:
         if request_id == BYE:
-            return _bye(fields)
+            return _decode_bye(fields)
         if request_id == SORRY:
-            return _rejection_of(fields)
+            return _decode_rejection(fields)
         raise ProtocolError("a response does not begin with the id of its request")
     if type(said) is not tuple or not said or type(said[0]) is not int:
         raise ProtocolError("a response does not begin with its code")
     kind = RESPONSES.get(said[0])
     try:
-        return _pushed(request_id, said) if kind is None else Reply(request_id, kind.read(said))
+        return _decode_push(request_id, said) if kind is None else Reply(request_id, kind.read(said))
     except Unfit as error:
         raise ProtocolError(str(error)) from None
 
 
-def _pushed(watch_id: int, said: tuple[Any, ...]) -> Events | Lagged:
+def _decode_push(watch_id: int, said: tuple[Any, ...]) -> Events | Lagged:
     match said:
         case (code, tuple(events), *_) if code == EVENTS:
             return Events(watch_id, tuple(_known_events(events)))
@@ -360,7 +360,7 @@ def _pushed(watch_id: int, said: tuple[Any, ...]) -> Events | Lagged:
 def _known_events(events: tuple[Any, ...]) -> Iterator[Event]:
     for event in events:
         if type(event) is not tuple or not event or type(event[0]) is not str:
-            raise ProtocolError(f"{shown(event)} stands where an event belongs")
+            raise ProtocolError(f"{brief(event)} stands where an event belongs")
         if event[0] in EVENT_KINDS:
             yield Event.read(event)
 
@@ -390,7 +390,7 @@ def encode_bye(reason: str) -> bytes:
     return frame(_pack((BYE, reason)))
 
 
-def _bye(fields: tuple[Any, ...]) -> Bye:
+def _decode_bye(fields: tuple[Any, ...]) -> Bye:
     if type(fields[1]) is not str:
         raise ProtocolError("a farewell has no reason")
     return Bye(printable(fields[1]))

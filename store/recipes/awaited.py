@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from store import when
-from store.calls import time_limit
+from store.calls import checked_timeout
 from store.errors import ConditionFailed, ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError, StoreUsageError
 from store.messages import CompareAndSet, Condition, Entry, Get, Guarded, List, Put, Request, Response, Wait
-from store.records import shown
+from store.records import brief
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -51,24 +51,24 @@ class _TimedRequests:
     def __init__(self, store: Calls, name: str, timeout: float | None = None, late: str = "") -> None:
         if name == "":
             raise StoreUsageError("the name of a lock or an election is empty; give it one")
-        _check(isinstance(name, str), "a lock or an election", "name", name, "a str")
-        self._timeout, self._late = time_limit(timeout, None), late
-        _check((self._timeout or 0.0) >= 0, name, "timeout", timeout, "seconds, or None")
+        _check_argument(isinstance(name, str), "a lock or an election", "name", name, "a str")
+        self._timeout, self._late = checked_timeout(timeout, None), late
+        _check_argument((self._timeout or 0.0) >= 0, name, "timeout", timeout, "seconds, or None")
         self.name = name
         self.store = store
         self._began_at = store.time()
         self._seen_taken = False
 
     @property
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         if not self._timeout:
             return None if self._timeout is None else SILENT_AFTER
         return max(self._began_at + self._timeout - self.store.time(), 0.001)
 
     async def __call__(self, request: Request[R]) -> R:
-        return await self.store.call(request, timeout=self.left)
+        return await self.store.call(request, timeout=self.seconds_left)
 
-    def taken(self) -> None:
+    def note_lock_taken(self) -> None:
         """Note that another client holds the lock; with `timeout=0`, raise `StoreTimeoutError`."""
         self._seen_taken = True
         if self._timeout == 0:
@@ -81,27 +81,27 @@ class _TimedRequests:
             return error
         if self._seen_taken:
             return StoreTimeoutError(f"{self._late} within {self._timeout:g} s" if self._timeout else self._late)
-        silent = f"the store did not answer within {late_after:g} s, so {shown(self.name)} was not had: {error}"
+        silent = f"the store did not answer within {late_after:g} s, so {brief(self.name)} was not had: {error}"
         return StoreTimeoutError(silent, maybe_applied=error.maybe_applied)
 
-    async def entry(self, key: str) -> Entry | None:
+    async def get_entry(self, key: str) -> Entry | None:
         return (await self(Get(key))).entry
 
-    async def keys(self, prefix: str) -> list[Entry]:
+    async def list_keys(self, prefix: str) -> list[Entry]:
         listing = await self(List(prefix=prefix, keys_only=True))
         return [entry for entry in listing.entries if entry is not None]
 
-    async def until_changed(self, conditions: Sequence[Condition]) -> None:
+    async def wait_for_change(self, conditions: Sequence[Condition]) -> None:
         with contextlib.suppress(ConditionFailed):
             await self(Guarded(when=tuple(conditions), request=Wait(keys=(f"{self.name}/nothing",))))
 
 
-def _check(is_right: bool, name: str, what: str, value: object, wanted: str) -> None:
+def _check_argument(is_right: bool, name: str, what: str, value: object, wanted: str) -> None:
     if not is_right:
-        raise StoreUsageError(f"the {what} of {shown(name)} is {shown(value)}; give {wanted}")
+        raise StoreUsageError(f"the {what} of {brief(name)} is {brief(value)}; give {wanted}")
 
 
-def _unchanged(entry: Entry) -> Condition:
+def _unchanged_condition(entry: Entry) -> Condition:
     return when.create_revision(entry.key) == entry.create_revision
 
 
@@ -121,7 +121,7 @@ def lock(
         StoreTimeoutError: The lock was not free in time, or the store did not answer.
         LeaseNotFound: The lock was lost; an awaiting holder is cancelled first.
     """
-    return _held_place(store, name, f"the lock {shown(name)} was not free", "w", value, ttl, terms)
+    return _hold_place_in_queue(store, name, f"the lock {brief(name)} was not free", "w", value, ttl, terms)
 
 
 def write_lock(
@@ -135,7 +135,7 @@ def read_lock(
     store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", **terms: Unpack[LeaseTerms]
 ) -> AbstractAsyncContextManager[Held]:
     """Hold a read-write lock together with other readers, once all earlier writers have released it; see `lock`."""
-    return _held_place(store, name, f"the lock {shown(name)} was not free of writers", "r", value, ttl, terms)
+    return _hold_place_in_queue(store, name, f"the lock {brief(name)} was not free of writers", "r", value, ttl, terms)
 
 
 def leadership(
@@ -150,8 +150,8 @@ def leadership(
         ttl: Seconds until a dead or disconnected leader loses its place.
         terms: The same as for `lock`; with `timeout=0`, lead only if there is no other candidate now.
     """
-    late = f"another led in {shown(name)}: this one was not elected"
-    return _held_place(store, name, late, "w", candidate, ttl, terms, bell=True)
+    late = f"another led in {brief(name)}: this one was not elected"
+    return _hold_place_in_queue(store, name, late, "w", candidate, ttl, terms, bell=True)
 
 
 async def leader(store: Calls, name: str, *, timeout: float | None = None) -> bytes | None:
@@ -170,24 +170,24 @@ async def leaders(store: Calls, name: str) -> AsyncIterator[bytes | None]:
     current = await _first_in_line(ask)
     while True:
         yield current.value if current is not None else None
-        current = await _leader_changed(ask, current)
+        current = await _wait_for_new_leader(ask, current)
 
 
 @contextlib.asynccontextmanager
-async def _held_place(
+async def _hold_place_in_queue(
     store: Calls, name: str, late: str, kind: str, value: bytes, ttl: float, terms: LeaseTerms, *, bell: bool = False
 ) -> AsyncIterator[Held]:
     ask = _TimedRequests(store, name, terms.pop("timeout", None), late)
     called = "candidate" if bell else "value"
-    _check(isinstance(value, bytes | bytearray | memoryview), name, called, value, "bytes")
+    _check_argument(isinstance(value, bytes | bytearray | memoryview), name, called, value, "bytes")
     for what, seconds in {"ttl": ttl, **terms}.items():
         is_right = isinstance(seconds, int | float) and seconds is not True and seconds > 0
-        _check(is_right or (seconds is None and what != "ttl"), name, what, seconds, "seconds, above 0")
+        _check_argument(is_right or (seconds is None and what != "ttl"), name, what, seconds, "seconds, above 0")
     held: Held | None = None
     try:
-        terms["timeout"] = ask.left
+        terms["timeout"] = ask.seconds_left
         async with store.kept_lease(ttl, **terms) as lease:
-            place = await _wait_in_queue(ask, kind, lease, bytes(value))
+            place = await _join_queue_and_wait(ask, kind, lease, bytes(value))
             if bell:  # writing the bell wakes watchers of an election that had no leader
                 await ask(Guarded(when=(place.fence,), request=Put(f"{name}/bell", b"")))
             held = place
@@ -195,47 +195,47 @@ async def _held_place(
     except (StoreTimeoutError, ConnectionLost) as error:
         raise error if held else ask.timeout_error(error) from None
     except ConditionFailed as error:
-        raise error if held else LeaseNotFound(f"a place in {shown(name)} lapsed with its lease; come again") from None
+        raise error if held else LeaseNotFound(f"a place in {brief(name)} lapsed with its lease; come again") from None
 
 
-async def _wait_in_queue(ask: _TimedRequests, kind: str, lease: LeaseLike, value: bytes) -> Held:
+async def _join_queue_and_wait(ask: _TimedRequests, kind: str, lease: LeaseLike, value: bytes) -> Held:
     """Join the queue, and wait until earlier places have ended; readers (`r`) wait for writers only."""
     prefix = f"{ask.name}/line/"
     key = f"{prefix}{kind}{lease.id:016x}"
     taken = (await ask(CompareAndSet(key=key, value=value, expected_revision=0, lease=lease.id))).entry
     if taken is None:
-        raise LeaseNotFound(f"lease {lease.id} has lapsed before {shown(key)} was written; try again")
+        raise LeaseNotFound(f"lease {lease.id} has lapsed before {brief(key)} was written; try again")
     held = Held(key=taken.key, token=taken.create_revision, lease=lease.id)
     while True:
-        line = sorted(await ask.keys(prefix), key=lambda entry: entry.create_revision)
+        line = sorted(await ask.list_keys(prefix), key=lambda entry: entry.create_revision)
         before = [entry for entry in line if entry.create_revision < held.token]
         if len(before) == len(line) or line[len(before)].key != held.key:
-            raise LeaseNotFound(f"the place {shown(key)} was lost while waiting: its lease has lapsed; come again")
+            raise LeaseNotFound(f"the place {brief(key)} was lost while waiting: its lease has lapsed; come again")
         in_the_way = [entry for entry in before if kind == "w" or entry.key.startswith(f"{prefix}w")]
         if not in_the_way:
             return held
-        ask.taken()
+        ask.note_lock_taken()
         # Wait for the last place ahead only, so that each place that ends wakes one waiter.
-        await ask.until_changed([held.fence, _unchanged(in_the_way[-1])])
+        await ask.wait_for_change([held.fence, _unchanged_condition(in_the_way[-1])])
 
 
 async def _first_in_line(ask: _TimedRequests) -> Entry | None:
-    while line := await ask.keys(f"{ask.name}/line/"):
+    while line := await ask.list_keys(f"{ask.name}/line/"):
         first = min(line, key=lambda entry: entry.create_revision)
-        entry = await ask.entry(first.key)
+        entry = await ask.get_entry(first.key)
         if entry is not None and entry.create_revision == first.create_revision:
             return entry
     return None
 
 
-async def _leader_changed(ask: _TimedRequests, known: Entry | None) -> Entry | None:
+async def _wait_for_new_leader(ask: _TimedRequests, known: Entry | None) -> Entry | None:
     if known is not None:
-        await ask.until_changed([_unchanged(known)])
+        await ask.wait_for_change([_unchanged_condition(known)])
         return await _first_in_line(ask)
     while True:
         # The next leader's key is unknown, so wait until a candidate writes the bell.
-        bell = await ask.entry(f"{ask.name}/bell")
+        bell = await ask.get_entry(f"{ask.name}/bell")
         current = await _first_in_line(ask)  # a candidate may have joined before the bell was read
         if current is not None:
             return current
-        await ask.until_changed([when.mod_revision(f"{ask.name}/bell") == (bell.mod_revision if bell else 0)])
+        await ask.wait_for_change([when.mod_revision(f"{ask.name}/bell") == (bell.mod_revision if bell else 0)])

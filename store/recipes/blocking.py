@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from store.calls import Block, BlockingAsAsync, run_at_once
+from store.calls import BlockingAsAsync, BlockingContext, run_synchronously
 from store.recipes import awaited
 
 if TYPE_CHECKING:
@@ -23,29 +23,29 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _block(
+def _make_blocking(
     recipe: Callable[Concatenate[Calls, P], AbstractAsyncContextManager[T]],
 ) -> Callable[Concatenate[BlockingCalls, P], AbstractContextManager[T]]:
     @functools.wraps(recipe)
-    def block(store: BlockingCalls, /, *arguments: P.args, **keywords: P.kwargs) -> Block[T]:
-        return Block(recipe(BlockingAsAsync(store), *arguments, **keywords))
+    def block(store: BlockingCalls, /, *arguments: P.args, **keywords: P.kwargs) -> BlockingContext[T]:
+        return BlockingContext(recipe(BlockingAsAsync(store), *arguments, **keywords))
 
     return block
 
 
-lock = _block(awaited.lock)
-write_lock = _block(awaited.write_lock)
-read_lock = _block(awaited.read_lock)
-leadership = _block(awaited.leadership)
+lock = _make_blocking(awaited.lock)
+write_lock = _make_blocking(awaited.write_lock)
+read_lock = _make_blocking(awaited.read_lock)
+leadership = _make_blocking(awaited.leadership)
 
 
 def leader(store: BlockingCalls, name: str, *, timeout: float | None = None) -> bytes | None:
     """Return the value of the leader, or None."""
-    return run_at_once(awaited.leader(BlockingAsAsync(store), name, timeout=timeout))
+    return run_synchronously(awaited.leader(BlockingAsAsync(store), name, timeout=timeout))
 
 
 def leaders(store: BlockingCalls, name: str) -> Iterator[bytes | None]:
     """Yield the leader's value, or None, at each change; quick changes may be skipped."""
     told = awaited.leaders(BlockingAsAsync(store), name)
     while True:
-        yield run_at_once(anext(told))
+        yield run_synchronously(anext(told))

@@ -57,7 +57,7 @@ class Dispatcher:
         self._shared = WeakValueDictionary[Any, Chunks]()  # by content
 
     @property
-    def behind(self) -> bool:
+    def is_overloaded(self) -> bool:
         """True if so many notifications or waits are pending that requests must wait."""
         return (
             len(self._announcements) >= ANNOUNCEMENTS_MOST or len(self._durability.engine.postponed) >= POSTPONED_MOST
@@ -90,7 +90,7 @@ class Dispatcher:
         for one in deliveries:
             if type(one) is Answer:
                 answers.setdefault(one.peer, []).append(one)
-        self._announce(answers, partial(self._answer, number))
+        self._queue_notifications(answers, partial(self._queue_answer, number))
         for delivery in deliveries:
             match delivery:
                 case Delivery(watches=watches, events=events):
@@ -98,9 +98,9 @@ class Dispatcher:
                     if opening:  # a watch opens in steps, each of which waits for a nearly empty outbox
                         for peer_id, watch_ids in watches.items():
                             for watch_id in watch_ids:
-                                self.send(self._peers.by_id[peer_id], _frame(watch_id, encoded))
+                                self.send(self._peers.by_id[peer_id], _events_frame(watch_id, encoded))
                     else:
-                        self._announce(watches, partial(self._push, number, encoded, events))
+                        self._queue_notifications(watches, partial(self._push, number, encoded, events))
                 case WatchLost(watcher=(peer_id, watch_id), revision=revision):
                     self.send(self._peers.by_id[peer_id], wire.encode_lagged(watch_id, revision))
         if not self._announcements:
@@ -108,7 +108,7 @@ class Dispatcher:
         if self._durability.engine.has_chores:
             self._request_pass()
 
-    def _announce(self, by_peer: Mapping[int, Sequence[Any]], tell: Callable[[Peer, Any], None]) -> None:
+    def _queue_notifications(self, by_peer: Mapping[int, Sequence[Any]], tell: Callable[[Peer, Any], None]) -> None:
         """Queue a few notifications now, the others in the next passes of the loop."""
         late = by_peer
         if sum(map(len, by_peer.values())) <= AT_ONCE:
@@ -116,7 +116,7 @@ class Dispatcher:
             for peer_id, items in by_peer.items():
                 # The peer may be closed, and its watches not removed yet.
                 if peer_id not in late and (peer := self._peers.by_id.get(peer_id)) is not None:
-                    self._catch_up(peer)
+                    self._notify_all_now(peer)
                     for what in items:
                         tell(peer, what)
         if late:
@@ -124,7 +124,7 @@ class Dispatcher:
             self._announcements.append((OrderedDict(late), tell))
             self._request_pass()
 
-    def _catch_up(self, peer: Peer) -> None:
+    def _notify_all_now(self, peer: Peer) -> None:
         if self._owed.pop(peer.id, 0):
             for left, tell in self._announcements:
                 for what in left.pop(peer.id, ()):
@@ -134,13 +134,13 @@ class Dispatcher:
         """Do one turn of each kind of pending work: chores, notifications, and writes to sockets."""
         self._queued_in = self._later
         try:
-            self._repeat_for(self._do_postponed_work, turn)
-            self._repeat_for(self._announce_more, turn)
+            self._repeat_step_for(self._do_postponed_work, turn)
+            self._repeat_step_for(self._notify_some, turn)
         finally:
             self._queued_in = self.dirty
-        self._repeat_for(self._flush_later, turn)
+        self._repeat_step_for(self._flush_waiting_peers, turn)
 
-    def _repeat_for(self, step: Callable[[], bool], turn: float) -> None:
+    def _repeat_step_for(self, step: Callable[[], bool], turn: float) -> None:
         until = self._stopwatch() + turn
         while step() and self._stopwatch() < until:
             pass
@@ -150,7 +150,7 @@ class Dispatcher:
             self.deliver(self._durability.engine.do_postponed_work())
         return self._durability.engine.has_chores
 
-    def _announce_more(self) -> bool:
+    def _notify_some(self) -> bool:
         if self._announcements:
             left, tell = self._announcements[0]
             room = AT_ONCE
@@ -172,11 +172,11 @@ class Dispatcher:
             self._ended.clear()
         return bool(self._announcements)
 
-    def _flush_later(self) -> bool:
+    def _flush_waiting_peers(self) -> bool:
         room = BYTES_AT_ONCE
         for _ in range(min(len(self._later), WRITTEN_AT_ONCE)):
             peer, _ = self._later.popitem(last=False)
-            room -= _flush(peer)
+            room -= _flush_peer(peer)
             peer.resume_requests()
             if room <= 0:
                 break
@@ -187,7 +187,7 @@ class Dispatcher:
         self._later[peer] = None
         self._request_pass()
 
-    def _answer(self, number: int, peer: Peer, answer: Answer) -> None:
+    def _queue_answer(self, number: int, peer: Peer, answer: Answer) -> None:
         frame = self.encode(answer.request_id, answer.response)
         if peer.outbox.bytes + frame_memory(len(frame)) > self._outbox_bytes_max:
             message = (
@@ -195,7 +195,7 @@ class Dispatcher:
                 f"{self._outbox_bytes_max}: read, and ask again"
             )
             frame = wire.encode_response(answer.request_id, Failed(kind=FailureKind.LIMIT, message=message))
-        self._queue(peer, frame, number)
+        self._queue_frame(peer, frame, number)
 
     def encode(self, request_id: int, response: Response) -> Frame:
         """Encode a response; equal large responses share their bytes."""
@@ -211,7 +211,7 @@ class Dispatcher:
         content = self._durability.engine, type(response), getattr(response, "revision", 0), places
         if (shared := self._shared.get(content)) is None:
             shared = self._shared[content] = Chunks(wire.encode_in_chunks(response))
-        return SharedFrame(wire.content_head(request_id, shared.size), shared)
+        return SharedFrame(wire.response_head(request_id, shared.size), shared)
 
     def _encode_events(self, events: tuple[Event, ...]) -> bytes | Chunks:
         if sum([len(event.value) for event in events]) < SHARED_BYTES:
@@ -227,22 +227,22 @@ class Dispatcher:
             return
         most = self._outbox_bytes_max
         # A reader with an almost empty outbox gets even larger events: its watch would never pass them otherwise.
-        frame = _frame(watch_id, encoded)
+        frame = _events_frame(watch_id, encoded)
         size = frame_memory(len(frame))
         if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):
-            self._queue(peer, frame, number)
+            self._queue_frame(peer, frame, number)
             return
         self._ended.add((peer.id, watch_id))
         if self._durability.engine.state.watches.remove(peer.id, watch_id):
             if not peer.lags:
                 peer.lags = True
                 log.warning("%s reads too slowly: its watches end, and may resume later", peer.name)
-            self._queue(peer, wire.encode_lagged(watch_id, events[0].revision - 1), number)
+            self._queue_frame(peer, wire.encode_lagged(watch_id, events[0].revision - 1), number)
 
     def send(self, peer: Peer, frame: Frame, *, number: int | None = None) -> None:
         """Queue a frame, to be sent once step `number`, by default the last, is on disk."""
-        self._catch_up(peer)
-        self._queue(peer, frame, self._durability.pending_commits.appended if number is None else number)
+        self._notify_all_now(peer)
+        self._queue_frame(peer, frame, self._durability.pending_commits.appended if number is None else number)
 
     def send_now(self, peer: Peer, frame: Frame, number: int) -> None:
         """Write the only answer of a batch at once, unless it must wait for the disk or other frames."""
@@ -257,7 +257,7 @@ class Dispatcher:
         else:
             peer.write(frame)
 
-    def _queue(self, peer: Peer, frame: Frame, number: int) -> None:
+    def _queue_frame(self, peer: Peer, frame: Frame, number: int) -> None:
         if peer.gone:
             return
         if number <= self._durability.pending_commits.durable:
@@ -266,29 +266,29 @@ class Dispatcher:
         else:
             peer.outbox.hold(frame, number)
             self._holding[peer] = None
-            if peer.outbox.bytes > PIECE_BYTES or self._durability.behind:
+            if peer.outbox.bytes > PIECE_BYTES or self._durability.is_overloaded:
                 peer.pause_reading()
         peers = self._peers
         if peers.outboxes.bytes > peers.outboxes_kept_back and peers.outboxes_hold_too_much:
             for reader in (*self.dirty, *self._later):
                 if peers.outboxes_hold_too_much:
                     reader.flush()  # sending may make enough room
-            peers.make_room_in_outboxes()
+            peers.close_slowest_readers()
 
     def flush(self) -> None:
         """Write queued frames, one write per peer; beyond `BYTES_AT_ONCE`, in the next passes."""
         room = BYTES_AT_ONCE
         while self.dirty and room > 0:
-            room -= _flush(self.dirty.popitem(last=False)[0])
+            room -= _flush_peer(self.dirty.popitem(last=False)[0])
         while self.dirty:
             self.write_later(self.dirty.popitem(last=False)[0])
 
-    def release(self, number: int) -> None:
+    def release_durable(self, number: int) -> None:
         """Send the frames that waited for step `number`, now on disk, and read their peers again."""
         waiting = list(self._holding)
         few = len(waiting) <= AT_ONCE
         for peer in waiting:
-            if not peer.outbox.release(number):
+            if not peer.outbox.release_held(number):
                 del self._holding[peer]
             (self.dirty if few else self._later)[peer] = None
         self.flush()
@@ -299,13 +299,13 @@ class Dispatcher:
             self._request_pass()
 
 
-def _flush(peer: Peer) -> int:
+def _flush_peer(peer: Peer) -> int:
     before = peer.bytes_out
     peer.flush()
     return peer.bytes_out - before
 
 
-def _frame(watch_id: int, encoded: bytes | Chunks) -> Frame:
+def _events_frame(watch_id: int, encoded: bytes | Chunks) -> Frame:
     if isinstance(encoded, bytes):
         return wire.events_head(watch_id, len(encoded)) + encoded
     return SharedFrame(wire.events_head(watch_id, encoded.size), encoded)

@@ -55,19 +55,19 @@ class Durability:
         self.pending_commits: PendingCommits = PendingCommits(durable=0, revision=self.engine.revision)
 
     @property
-    def behind(self) -> bool:
+    def is_overloaded(self) -> bool:
         """True if so many changes are not on disk yet that requests must wait."""
         return self.pending_commits.bytes > self._limits.journal_bytes_max
 
     @property
-    def is_full(self) -> bool:
+    def is_queue_full(self) -> bool:
         """True if one group is being written and the next is full."""
         return self.journal is not None and self.pending_commits.bytes >= 2 * self.journal.group_bytes
 
     @property
     def delays_large_writes(self) -> bool:
         """True if large writes must wait for the disk."""
-        return self.is_full or self.pending_commits.lets_small_steps_pass
+        return self.is_queue_full or self.pending_commits.lets_small_steps_pass
 
     def must_wait(self, request: Request[Any], *, has_more: bool) -> bool:
         """Return whether a request must wait for the disk; `has_more`: earlier replies to its peer wait for the disk.
@@ -76,11 +76,11 @@ class Durability:
         """
         if not self.pending_commits.bytes:
             return False
-        if self.is_full and has_more:
+        if self.is_queue_full and has_more:
             return mutates(request)
-        return self.delays_large_writes and mutates(request) and not _is_small(request)
+        return self.delays_large_writes and mutates(request) and not _is_small_write(request)
 
-    def refusal(self) -> str | None:
+    def refusal_reason(self) -> str | None:
         """Return why no client can be accepted now; None if clients can."""
         if self._restoring:
             return f"the store is read from its disk again: {self.engine.read_only}"
@@ -88,7 +88,7 @@ class Durability:
             return f"no client is accepted now: {self.engine.read_only}, and its contents are in doubt"
         return None
 
-    def record(self) -> None:
+    def record_changes(self) -> None:
         """Hand the changes of the last step to the journal."""
         if self.journal is not None and self.engine.read_only is None and not self.leaving:
             facts = self.engine.take_changeset()
@@ -105,13 +105,13 @@ class Durability:
             with contextlib.suppress(RuntimeError):  # raised if the loop ended while the disk hung
                 loop.call_soon_threadsafe(what, how)
 
-        self.pending_commits.written(self.journal.appended)
+        self.pending_commits.note_written(self.journal.appended)
         self.journal.start(
-            on_durable=lambda number: report(self._became_durable, number),
-            on_failure=lambda reason: report(self._cannot_write, reason),
+            on_durable=lambda number: report(self._note_durable, number),
+            on_failure=lambda reason: report(self._handle_write_failure, reason),
         )
         if self.journal.only_deletes and self._probing is None:
-            self._probing = asyncio.create_task(self._wait_for_room(self.journal, NO_RESERVE))
+            self._probing = asyncio.create_task(self._wait_for_disk_room(self.journal, NO_RESERVE))
             self._probing.add_done_callback(self.ended)
 
     async def stop(self) -> None:
@@ -126,15 +126,15 @@ class Durability:
             if not await self.in_thread(lambda: journal.stop(within=STOP_WITHIN)):
                 self.close_all()  # the disk hangs: held frames must not be sent
 
-    def _became_durable(self, number: int) -> None:
-        self.pending_commits.written(number)
+    def _note_durable(self, number: int) -> None:
+        self.pending_commits.note_written(number)
         self.on_durable(number)
 
-    def _cannot_write(self, reason: str) -> None:
+    def _handle_write_failure(self, reason: str) -> None:
         assert self.journal is not None
         what = "accepts no client, as the disk's contents are in doubt," if self.journal.in_doubt else "refuses writes"
         log.error("store %s cannot write: %s; it %s until it can", self.engine.store_id, reason, what)
-        self.engine.read_only = f"the disk does not take it ({reason})"  # `record` appends nothing more
+        self.engine.read_only = f"the disk does not take it ({reason})"  # `record_changes` appends nothing more
         self._restoring = True
         self.close_all()
         if self.leaving:
@@ -155,14 +155,14 @@ class Durability:
         if not journal.answered:  # the disk failed, not just the content of one step
             if not journal.only_deletes:
                 await anyio.sleep(TRY_AGAIN_AFTER)
-            while not await self.in_thread(journal.try_again):  # noqa: ASYNC110 - a disk sends no notification
+            while not await self.in_thread(journal.retry_write):  # noqa: ASYNC110 - a disk sends no notification
                 await anyio.sleep(TRY_AGAIN_AFTER)
         engine.read_only = None
         self.start()
-        self.record()  # the sessions that were opened meanwhile
-        await self._wait_for_room(journal, why)
+        self.record_changes()  # the sessions that were opened meanwhile
+        await self._wait_for_disk_room(journal, why)
 
-    async def _wait_for_room(self, journal: Journal, why: str) -> None:
+    async def _wait_for_disk_room(self, journal: Journal, why: str) -> None:
         """Refuse most writes except deletes while `journal.only_deletes`; then large writes until there is room."""
         engine, state = self.engine, self.engine.state
         journal.short_of_room = True
@@ -172,7 +172,7 @@ class Durability:
             state.why_only_deletes, state.writable_bytes = why, 0
             state.steering_bytes = await self.in_thread(journal.coordination_bytes_per_second)
             await anyio.sleep(TRY_AGAIN_AFTER)
-            await self.in_thread(journal.has_room)
+            await self.in_thread(journal.accepts_writes)
         log.warning("store %s can write again", engine.store_id)
         while (room := await self.in_thread(journal.write_bytes_max)) < self._limits.frame_bytes_max:
             state.writable_bytes = room
@@ -180,7 +180,7 @@ class Durability:
         state.why_only_deletes, journal.short_of_room = None, False
 
 
-def _is_small(request: Request[Any]) -> bool:
+def _is_small_write(request: Request[Any]) -> bool:
     operations = operations_of(request)
     if len(operations) > SMALL_OPERATIONS or not all(isinstance(each, SMALL) for each in operations):
         return False

@@ -46,7 +46,7 @@ class Handshakes:
     def _has_no_clients(self) -> bool:
         return all(peer.is_internal for peer in self._by_id.values())
 
-    def accepted(self, peer: Peer) -> None:
+    def handle_accept(self, peer: Peer) -> None:
         """Handle a new connection."""
         engine, table = self._durability.engine, self._table
         nonce = os.urandom(16)  # twice as fast as `secrets.token_bytes`
@@ -57,7 +57,7 @@ class Handshakes:
             peer.refuse(Rejection(ENDED, "this store is ending, and another host may serve"))
             return
         leaving = "the server is leaving" if self.leaving or self.end_when_alone.rejects_clients else None
-        refusal = leaving or self._durability.refusal() or table.refusal(peer.address)
+        refusal = leaving or self._durability.refusal_reason() or table.refusal_reason(peer.address)
         if refusal is not None:
             if self._refuses or leaving:
                 table.refused += 1
@@ -74,8 +74,8 @@ class Handshakes:
         # After a refusal for "limit", an honest client retries.
         why = Rejection("limit", f"no hello within {within:g} s (handshake_timeout)")
         table.register(peer, peer.address, cost=PEER_BYTES + (TLS_BYTES if peer.secure else 0))
-        table.time_limit(peer, within, partial(self.peers.close_with, peer, why), patiently=True)
-        peer.outbox.queue(peer.connection.greeting())
+        table.limit_handshake(peer, within, partial(self.peers.close_with_rejection, peer, why), patiently=True)
+        peer.outbox.queue(peer.connection.encode_greeting())
         peer.flush()
 
     def open_session(self, peer: Peer, hello: Hello, welcome: Callable[[Peer, bytes], None]) -> None:
@@ -85,14 +85,14 @@ class Handshakes:
         engine = self._durability.engine
         now = self.clock()
         opened = engine.connect(peer.id, session_id=hello.session_id, process=hello.process, now=now)
-        self._durability.record()
+        self._durability.record_changes()
         if opened is None:
             most, place_in = engine.limits.sessions_max, engine.state.sessions.seconds_until_room(now)
             if place_in <= HELD_MOST:
                 asyncio.get_running_loop().call_later(place_in + SOON, self.open_session, peer, hello, welcome)
             else:
                 full = f"the server has {most} sessions (sessions_max): come again"
-                self.peers.close_with(peer, Rejection("limit", full))
+                self.peers.close_with_rejection(peer, Rejection("limit", full))
             return
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)
@@ -106,7 +106,7 @@ class Handshakes:
             peer.connection.welcome(session=session, address=peer.address, revision=engine.revision, durable=durable),
         )
 
-    def lost(self, peer: Peer) -> None:
+    def handle_disconnect(self, peer: Peer) -> None:
         """Handle the end of a connection."""
         if self._by_id.pop(peer.id, None) is None:
             return
@@ -114,8 +114,8 @@ class Handshakes:
         self.bytes_out += peer.bytes_out
         engine = self._durability.engine
         engine.disconnect(peer.id, now=self.clock(), how=peer.closing)
-        self._durability.record()
+        self._durability.record_changes()
         if not self._by_id:
             self.empty.set()
         if self._has_no_clients():
-            self.end_when_alone.check_clients()
+            self.end_when_alone.end_wait_if_alone()

@@ -16,7 +16,7 @@ When a write fails, the group is rolled back; then the error decides:
 - After other errors, the journal stops, and the server returns to the disk's state (`durability`).
 
 `Reserve` keeps room for deletes on a full disk (`RESERVE_BYTES`), and for a few writes of keys that coordinate a run
-(`coordination_bytes_per_second`). A group is committed if there is room to empty SQLite's log after it (`_check_room`).
+(`coordination_bytes_per_second`). A group is committed if SQLite's log can be emptied after it (`_check_disk_room`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from store.disk import rows
 from store.disk.copies import create_store
-from store.disk.diagnosis import explaining_errors, free_bytes, is_full, reason
+from store.disk.diagnosis import disk_error_text, explaining_errors, free_bytes, is_disk_full
 from store.disk.directory import (
     DELETES_BYTES,
     FILE,
@@ -44,13 +44,13 @@ from store.disk.directory import (
     take_lock,
     warn_if_open_to_others,
 )
-from store.disk.verification import migrate, open_to_read, verify
+from store.disk.verification import migrate, open_read_only, verify
 from store.net.sockets import close_in_children
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from store.engine.changeset import ChangeSet, Saved
+    from store.engine.changeset import ChangeSet, SavedStore
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Journal:
                 try:
                     version = verify(self._directory)
                 except sqlite3.OperationalError:
-                    if not is_full(self._path):
+                    if not is_disk_full(self._path):
                         raise
                     self._reserve.free()  # SQLite needs room for its log's index
                     version = verify(self._directory)
@@ -134,8 +134,8 @@ class Journal:
             raise
         self.only_deletes = not self._reserve.allocate(RESERVE_BYTES)
 
-    def _open_to_read(self) -> sqlite3.Connection:  # a simulated journal overrides this
-        return open_to_read(self._path)
+    def _open_read_only(self) -> sqlite3.Connection:  # a simulated journal overrides this
+        return open_read_only(self._path)
 
     def _open_to_write(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
@@ -147,14 +147,14 @@ class Journal:
         database.execute("PRAGMA secure_delete=OFF")
         return database
 
-    def load(self) -> Saved:
+    def load(self) -> SavedStore:
         """Return the store on the disk; StoreUsageError if the file is damaged. The writer thread must not run."""
         with self._wake:
             self._pending.clear()  # pending facts may depend on lost writes
         with explaining_errors(self._path):
-            with contextlib.closing(self._open_to_read()) as database:
-                saved = rows.load(database)
-                self._store_id, self._group = rows.last_group(database)
+            with contextlib.closing(self._open_read_only()) as database:
+                saved = rows.load_store(database)
+                self._store_id, self._group = rows.read_last_group(database)
             if self._database is None:
                 self._database = self._open_to_write()
         return saved
@@ -172,7 +172,7 @@ class Journal:
         assert self._database is not None, "what is there is read before anything is added"
         self._stopping, self._untidy = False, True
         self._thread = threading.Thread(
-            target=self._write, args=(on_durable, on_failure), name="store journal", daemon=True
+            target=self._run_writer, args=(on_durable, on_failure), name="store journal", daemon=True
         )
         self._thread.start()
 
@@ -188,19 +188,19 @@ class Journal:
             self._thread = None
         return True
 
-    def try_again(self) -> bool:
+    def retry_write(self) -> bool:
         """Try to write after a failure; return whether deletes, at least, can be written."""
         with self._probing:
             if self._closed:
                 return False
             was_full, self.only_deletes = self.only_deletes, True
-            self._empty_log()
-            taken = self._probe() or (self._give_up_reserve([]) and self._probe())
+            self._checkpoint_wal()
+            taken = self._probe() or (self._free_reserve([]) and self._probe())
             if taken and not was_full:
-                self.has_room()
+                self.accepts_writes()
             return taken
 
-    def has_room(self) -> bool:
+    def accepts_writes(self) -> bool:
         """Return whether other writes than deletes are possible."""
         least = max(RESERVE_BYTES, self._grows + DELETES_BYTES)
         if self.only_deletes and self._reserve.allocate(least + MARGIN_BYTES):
@@ -222,7 +222,7 @@ class Journal:
         try:
             self._database.execute("BEGIN IMMEDIATE")
             self._database.execute("INSERT OR REPLACE INTO meta VALUES ('probe', 0, 0)")
-            self._check_room(0)
+            self._check_disk_room(0)
             self._database.execute("COMMIT")
             self._database.execute("DELETE FROM meta WHERE name = 'probe'")
         except sqlite3.Error as error:
@@ -251,27 +251,27 @@ class Journal:
         release_lock(self._lock_file)
         self._probing.release()
 
-    def _write(self, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
+    def _run_writer(self, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
         while (taken := self._take_group()) is not None:
             try:
                 self._write_group(*taken, on_durable)
             except Exception as error:  # noqa: BLE001 - a writer must not end silently
                 self._note_failure(error)
-                on_failure(reason(error, self._path) if isinstance(error, sqlite3.Error) else str(error))
+                on_failure(disk_error_text(error, self._path) if isinstance(error, sqlite3.Error) else str(error))
                 return
 
     def _take_group(self) -> tuple[list[ChangeSet], int] | None:
         """Wait for facts, and tidy up meanwhile. Return a group and its last number; None once the journal stops."""
         while True:
             with self._wake:
-                self._wake.wait_for(self._is_wanted, IDLE_SECONDS if self._untidy or self.short_of_room else None)
+                self._wake.wait_for(self._has_work, IDLE_SECONDS if self._untidy or self.short_of_room else None)
                 if self._pending:
                     break
                 if self._stopping:
                     return None
             self._untidy |= self.short_of_room  # try again: the disk may have room now
-            while self._untidy and not self._is_wanted():
-                self._tidy_up()
+            while self._untidy and not self._has_work():
+                self._shrink_files()
         count = size = 0
         for facts in self._pending.copy():  # the server may append meanwhile
             size += facts.size
@@ -283,7 +283,7 @@ class Journal:
             del self._pending[:count]
             return group, self.appended - len(self._pending)
 
-    def _is_wanted(self) -> bool:
+    def _has_work(self) -> bool:
         return bool(self._pending) or self._stopping
 
     def _write_group(self, group: list[ChangeSet], last: int, on_durable: Callable[[int], None]) -> None:
@@ -293,9 +293,9 @@ class Journal:
         """
         self.answered = False
         try:
-            self._commit_or_wait(group)
+            self._commit_with_remedies(group)
         except (RowsRefused, sqlite3.OperationalError) as why:
-            if not isinstance(why, RowsRefused) and not _has_code(why, *_WITHOUT_ITS_END):
+            if not isinstance(why, RowsRefused) and not _has_error_code(why, *_WITHOUT_ITS_END):
                 raise
             if half := len(group) // 2:
                 self._write_group(group[:half], last - len(group) + half, on_durable)
@@ -303,31 +303,31 @@ class Journal:
                 return
             if isinstance(why, RowsRefused):
                 log.exception("a change is refused, since it can never be written")
-                self._commit_or_wait([rows.with_refused_replies(group[0], str(why))])
+                self._commit_with_remedies([rows.with_refused_replies(group[0], str(why))])
                 self.answered = True
             raise
         on_durable(last)
 
-    def _commit_or_wait(self, group: list[ChangeSet]) -> None:
+    def _commit_with_remedies(self, group: list[ChangeSet]) -> None:
         said = False
-        remedies = iter((self._empty_log, partial(self._give_up_reserve, group)))
+        remedies = iter((self._checkpoint_wal, partial(self._free_reserve, group)))
         while True:
             try:
                 self._commit(group)
             except sqlite3.OperationalError as error:
                 self._roll_back()
-                if _has_code(error, sqlite3.SQLITE_BUSY) and not self._stopping:
+                if _has_error_code(error, sqlite3.SQLITE_BUSY) and not self._stopping:
                     if not said:
                         said = True
                         log.warning("%s waits: another process holds SQLite's lock on it", self._path)
-                elif not _has_code(error, *_WITHOUT_ITS_END) or not any(remedy() for remedy in remedies):
+                elif not _has_error_code(error, *_WITHOUT_ITS_END) or not any(remedy() for remedy in remedies):
                     raise
             else:
                 return
 
     def _note_failure(self, error: Exception) -> None:
         self._roll_back()
-        self.only_deletes = _has_code(error, *_WITHOUT_ITS_END)
+        self.only_deletes = _has_error_code(error, *_WITHOUT_ITS_END)
         if isinstance(error, sqlite3.Error):
             # An error without a code is one of Python's `sqlite3`: the group may be on disk or not.
             code = getattr(error, "sqlite_errorcode", None)
@@ -343,18 +343,18 @@ class Journal:
         size = sum(facts.size for facts in group)
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            rows.write(self._database, group, number=self._group + 1)
+            rows.write_group(self._database, group, number=self._group + 1)
         except (sqlite3.DataError, sqlite3.IntegrityError, OverflowError, UnicodeError) as error:
             self._roll_back()
             raise RowsRefused(str(error)) from error
-        self._check_room(0 if self._may_use_reserve(group) else DELETES_BYTES)
+        self._check_disk_room(0 if self._may_use_reserve(group) else DELETES_BYTES)
         self._database.execute("COMMIT")
         self._group += 1
         self.commits += 1
         took = time.perf_counter() - began
         self.commit_seconds += took
         self._untidy = True
-        self._measure_log()
+        self._measure_wal()
         # SQLite starts the log again at its beginning, so that the file stays short, unless a program reads the log.
         grew = self.log_bytes > LONG_LOG_BYTES and 8 * (self.log_bytes - log_bytes) > size
         self._long_for = self._long_for + 1 if grew else 0
@@ -378,14 +378,14 @@ class Journal:
         with contextlib.suppress(sqlite3.Error):  # raised if SQLite has rolled back by itself
             self._database.execute("ROLLBACK")
 
-    def _check_room(self, beside: int) -> None:
+    def _check_disk_room(self, beside: int) -> None:
         """Raise SQLITE_FULL if the disk lacks room to empty the log, and for `beside` bytes more."""
-        if not self._reserve.allocate(self._log_growth() + beside):
+        if not self._reserve.allocate(self._wal_growth() + beside):
             error = sqlite3.OperationalError("database or disk is full")
             error.sqlite_errorcode = sqlite3.SQLITE_FULL
             raise error
 
-    def _log_growth(self) -> int:
+    def _wal_growth(self) -> int:
         """Return by how many bytes the log, with the current transaction, will enlarge the database."""
         assert self._database is not None, "the writer runs on an open file"
         (pages,) = self._database.execute("PRAGMA page_count").fetchone()
@@ -393,14 +393,14 @@ class Journal:
         self._free_bytes = free * PAGE_BYTES
         with contextlib.suppress(FileNotFoundError):  # SQLite still writes to a moved directory
             self._grows = max(pages * PAGE_BYTES - self._path.stat().st_size, 0)
-        self._measure_log()
+        self._measure_wal()
         return self._grows
 
-    def _measure_log(self) -> None:
+    def _measure_wal(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             self.log_bytes = self._log.stat().st_size
 
-    def _empty_log(self) -> bool:
+    def _checkpoint_wal(self) -> bool:
         """Move SQLite's log into the database; return whether the log is empty."""
         assert self._database is not None, "it has been written to before"
         for _ in range(2):
@@ -410,21 +410,21 @@ class Journal:
             self._reserve.free()  # the database may need the reserve to grow
         return False
 
-    def _give_up_reserve(self, group: list[ChangeSet]) -> bool:
+    def _free_reserve(self, group: list[ChangeSet]) -> bool:
         may = self._may_use_reserve(group)
         if may:
-            self._reserve.free()  # the database may grow into this space; `has_room` reserves it anew
+            self._reserve.free()  # the database may grow into this space; `accepts_writes` reserves it anew
         return may
 
     def _may_use_reserve(self, group: list[ChangeSet]) -> bool:
-        return self.only_deletes or all(facts.only_frees for facts in group)
+        return self.only_deletes or all(facts.only_frees_space for facts in group)
 
-    def _tidy_up(self) -> None:
+    def _shrink_files(self) -> None:
         assert self._database is not None, "the writer runs on an open file"
         try:
             (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
             (pages,) = self._database.execute("PRAGMA page_count").fetchone()
-            self._log_growth()
+            self._wal_growth()
             spare = free - (0 if self.short_of_room else max(FREE_PAGES_KEPT, pages // 4))
             anew = spare > 0 and pages - free <= PAGES_WRITTEN_ANEW and not self.short_of_room
             if anew:
@@ -435,8 +435,8 @@ class Journal:
             full = self.log_bytes > (LOG_BYTES // 4 if self.short_of_room else LOG_BYTES)
             if (self.short_of_room and full) or (not self._untidy and (spare > 0 or full)):
                 self._database.execute("PRAGMA busy_timeout=0")  # waiting for a reader would delay the next group
-                self._empty_log()
-                self._log_growth()
+                self._checkpoint_wal()
+                self._wal_growth()
         except (sqlite3.Error, OSError) as error:  # retried after the next write, or in 1 s if `short_of_room`
             log.debug("%s could not be made smaller: %s", self._path, error)
             self._untidy = False
@@ -444,7 +444,7 @@ class Journal:
             self._database.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
 
 
-def _has_code(error: Exception, *codes: int) -> bool:
+def _has_error_code(error: Exception, *codes: int) -> bool:
     """Return True if an error has one of these codes, extended or not."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and (code in codes or code & 0xFF in codes)

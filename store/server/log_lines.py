@@ -22,7 +22,7 @@ NEARLY = 0.8  # the share of a limit at which it is logged
 BELOW = 0.7  # the share below which the limit may be logged again
 
 
-class RationedLog:
+class RateLimitedLog:
     """Writes a limited number of lines about clients."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -54,13 +54,13 @@ class LimitWarnings:
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def due_lines(self, figures: Mapping[str, Any], groups: Groups) -> list[str]:
+    def lines_to_log(self, figures: Mapping[str, Any], groups: Groups) -> list[str]:
         """Return the lines to log now; `figures` are those of `stats`."""
         shares = {limit: figures[used] / figures[limit] for limit, used in Limits.figure_by_limit().items()}
         near = {limit for limit, share in shares.items() if share > NEARLY}
         lines = [
             f"{used} is {figures[used]}, {int(100 * shares[limit])} % of {limit} ({figures[limit]})"
-            f"{_largest_user(limit, groups)}"
+            f"{_largest_group_text(limit, groups)}"
             for limit, used in Limits.figure_by_limit().items()
             if limit in near - self._told
         ]
@@ -68,7 +68,7 @@ class LimitWarnings:
         return lines
 
 
-def _largest_user(limit: str, groups: Groups) -> str:
+def _largest_group_text(limit: str, groups: Groups) -> str:
     most = groups.largest(by_keys=limit == "keys_max") if limit in ("keys_max", "stored_bytes_max") else None
     if most is None:
         return ""

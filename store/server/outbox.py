@@ -47,7 +47,7 @@ class SharedFrame:
     def __len__(self) -> int:
         return len(self._head) + self._rest.size
 
-    def part(self, start: int, end: int) -> bytes | memoryview:
+    def slice(self, start: int, end: int) -> bytes | memoryview:
         """Return the bytes from `start` to `end`, without a copy if possible."""
         pieces: list[memoryview] = []
         for chunk in (self._head, *self._rest.chunks):
@@ -83,42 +83,42 @@ class Outbox:
     def queue(self, frame: Frame) -> None:
         """Queue a frame after the ready ones, before held ones."""
         self.ready.append(frame)
-        self._count(frame, 1)
+        self._count_frame(frame, 1)
 
     def hold(self, frame: Frame, number: int) -> None:
         """Queue a frame at the end, to be held until step `number` is on disk."""
         self.held.append((max(number, self.held[-1][0] if self.held else 0), frame))
-        self._count(frame, 1)
+        self._count_frame(frame, 1)
 
-    def release(self, number: int) -> bool:
+    def release_held(self, number: int) -> bool:
         """Make the frames ready that were held for steps up to `number`; return whether others are still held."""
         count = bisect_right(self.held, number, key=_number)
         self.ready += [frame for _, frame in self.held[:count]]
         del self.held[:count]
         return bool(self.held)
 
-    def take(self) -> bytes | memoryview:
+    def take_piece(self) -> bytes | memoryview:
         """Remove and return about `PIECE_BYTES` of the ready frames."""
         if len(self.ready[0]) > PIECE_BYTES:
-            return self._take_part(self.ready[0])
+            return self._take_frame_part(self.ready[0])
         count = taken = 0
         for frame in self.ready:
             if count and taken + len(frame) >= PIECE_BYTES:
                 break
             count += 1
             taken += frame_memory(len(frame))
-            self._count(frame, -1)
-        frames = [frame if isinstance(frame, bytes) else frame.part(0, len(frame)) for frame in self.ready[:count]]
+            self._count_frame(frame, -1)
+        frames = [frame if isinstance(frame, bytes) else frame.slice(0, len(frame)) for frame in self.ready[:count]]
         del self.ready[:count]
         return frames[0] if count == 1 else b"".join(frames)
 
-    def _take_part(self, frame: Frame) -> bytes | memoryview:
+    def _take_frame_part(self, frame: Frame) -> bytes | memoryview:
         start, self._cut = self._cut, self._cut + PIECE_BYTES
-        part = memoryview(frame)[start : self._cut] if isinstance(frame, bytes) else frame.part(start, self._cut)
+        part = memoryview(frame)[start : self._cut] if isinstance(frame, bytes) else frame.slice(start, self._cut)
         if self._cut >= len(frame):
             self._cut = 0
             del self.ready[0]
-            self._count(frame, -1)
+            self._count_frame(frame, -1)
         return part
 
     def note_unsent(self, size: int) -> None:
@@ -131,12 +131,12 @@ class Outbox:
         """Drop the frames; with `but_begun`, keep the rest of a frame that is partly sent."""
         begun = self.ready[:1] if but_begun and self._cut else []
         for frame in (*self.ready[len(begun) :], *(frame for _, frame in self.held)):
-            self._count(frame, -1)
+            self._count_frame(frame, -1)
         self.ready = begun
         self.held.clear()
         self._cut = self._cut if begun else 0
 
-    def _count(self, frame: Frame, more: int) -> None:
+    def _count_frame(self, frame: Frame, more: int) -> None:
         size = more * frame_memory(len(frame))
         self.bytes += size
         self._budget.bytes += size if isinstance(frame, bytes) else frame.hold(more)

@@ -11,7 +11,7 @@ import math
 import ssl
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from store.engine.processes import ConnectionEnd
+from store.engine.processes import DisconnectKind
 from store.net.address import host_and_port
 from store.net.sockets import close_in_children, unread_bytes, unregister
 from store.protocol import wire
@@ -36,10 +36,10 @@ class PeerHandler(Protocol):
 
     buffer: memoryview
 
-    def accepted(self, peer: Peer) -> None:
+    def handle_accept(self, peer: Peer) -> None:
         """Handle a new connection."""
 
-    def received(self, peer: Peer, size: int) -> None:
+    def handle_bytes(self, peer: Peer, size: int) -> None:
         """Handle the `size` bytes just received into the buffer, which all peers share."""
 
     def resume_requests(self, peer: Peer) -> None:
@@ -48,7 +48,7 @@ class PeerHandler(Protocol):
     def write_later(self, peer: Peer) -> None:
         """Write more to a peer after other peers had their turn."""
 
-    def lost(self, peer: Peer) -> None:
+    def handle_disconnect(self, peer: Peer) -> None:
         """Handle the end of a connection."""
 
 
@@ -78,7 +78,7 @@ class Peer(asyncio.BufferedProtocol):
         self._marked_at = self._heard_at = -math.inf  # all requests received before `_heard_at` are carried out
         self.gone: bool = False  # closing or closed: its requests are ignored
         self.lags: bool = False  # it was logged that the peer reads too slowly
-        self.closing: ConnectionEnd = ConnectionEnd.CUT  # how the connection ends, unless the client closes it
+        self.closing: DisconnectKind = DisconnectKind.CUT  # how the connection ends, unless the client closes it
         self.reading_paused: bool = False
         self.received_at: float = 0.0
         self.address: str = ""
@@ -104,7 +104,7 @@ class Peer(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             close_in_children(self, sock)
-        self._host.accepted(self)
+        self._host.handle_accept(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is
         """Return the buffer that all peers share."""
@@ -113,12 +113,12 @@ class Peer(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Handle received bytes."""
         if not self.gone:
-            self._host.received(self, nbytes)
+            self._host.handle_bytes(self, nbytes)
 
     def eof_received(self) -> bool:
         """Handle the client's end of stream."""
         self.outbox.clear()  # the client reads no more answers
-        self.close(ConnectionEnd.DROPPED)
+        self.close(DisconnectKind.DROPPED)
         return False
 
     def pause_writing(self) -> None:
@@ -137,13 +137,13 @@ class Peer(asyncio.BufferedProtocol):
         """Handle the end of the connection."""
         unregister(self)
         if not self.gone and (error is None or isinstance(error, FROM_THEIR_SIDE)):
-            self.closing = ConnectionEnd.DROPPED
-        self._free_bytes()
+            self.closing = DisconnectKind.DROPPED
+        self._free_buffers()
         self.outbox.clear()
         self.outbox.note_unsent(0)
         if self._timer is not None:
             self._timer.cancel()
-        self._host.lost(self)
+        self._host.handle_disconnect(self)
 
     # called by the server
 
@@ -159,7 +159,7 @@ class Peer(asyncio.BufferedProtocol):
             # A write may detect a closed connection.
             if not outbox.ready or self._blocked or transport.is_closing():
                 break
-            self.write(outbox.take())
+            self.write(outbox.take_piece())
         if transport.is_closing():
             return
         if outbox.ready:
@@ -187,7 +187,7 @@ class Peer(asyncio.BufferedProtocol):
             self.received_at = now
             self._transport.resume_reading()
 
-    def count_inbox(self, size: int, *, progress: bool) -> None:
+    def set_inbox_bytes(self, size: int, *, progress: bool) -> None:
         """Set the bytes of received requests that are not carried out. `progress`: a request was carried out now."""
         if progress or not self.inbox_bytes:
             self._inbox_since = self.received_at
@@ -204,9 +204,9 @@ class Peer(asyncio.BufferedProtocol):
         self.batch_bytes = 0
         self.unread = None
         held = self.connection.held_bytes
-        self.count_inbox(held, progress=held < self.inbox_bytes)
+        self.set_inbox_bytes(held, progress=held < self.inbox_bytes)
 
-    def waiting_for(self, now: float) -> float:
+    def seconds_waiting(self, now: float) -> float:
         """Return how many seconds, at most, a request of this peer has waited, unread or not carried out."""
         # Count only bytes that arrived by `_marked_at`: an endless sender always has waiting requests.
         if self._to_hear <= 0:
@@ -222,23 +222,23 @@ class Peer(asyncio.BufferedProtocol):
             self.outbox.queue(wire.encode_rejection(rejection))
             self.close()
 
-    def close(self, closing: ConnectionEnd = ConnectionEnd.CUT) -> None:
+    def close(self, closing: DisconnectKind = DisconnectKind.CUT) -> None:
         """Close the connection once its queued frames are sent, or after `LEAVE_WITHIN` seconds."""
         if not self.gone:
             self.closing = closing
-            self._free_bytes()
+            self._free_buffers()
             self._timer = asyncio.get_running_loop().call_later(LEAVE_WITHIN, self.abort)
             self.flush()
 
     def abort(self) -> None:
         """Close the connection at once, without sending its queued frames."""
-        self._free_bytes()
+        self._free_buffers()
         self.outbox.clear()
         self.outbox.note_unsent(0)
         self._transport.abort()
 
-    def _free_bytes(self) -> None:
+    def _free_buffers(self) -> None:
         self.gone = True
         self.unread = self.stalled = self.work = None
         self.connection.free_incomplete_frame()
-        self.count_inbox(0, progress=False)
+        self.set_inbox_bytes(0, progress=False)

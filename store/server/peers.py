@@ -27,7 +27,7 @@ class Peers:
         # Outboxes may always hold this many bytes, so that a full store can still be read.
         self.outboxes_kept_back: int = limits.outbox_bytes_max
 
-    def close_with(self, peer: Peer, rejection: Rejection) -> None:
+    def close_with_rejection(self, peer: Peer, rejection: Rejection) -> None:
         """Close a peer's connection."""
         if not peer.gone:
             self.table.count_refusal("%s is disconnected: %s", peer.name, rejection.message)
@@ -44,7 +44,7 @@ class Peers:
         return self.outboxes.bytes + self.inboxes.bytes + self.table.bytes + self.durability.pending_commits.bytes
 
     @property
-    def lasting_bytes(self) -> int:
+    def unfreeable_bytes(self) -> int:
         """The `held_bytes` without those of outboxes and inboxes beyond their reserves, which closing peers frees."""
         outboxes = min(self.outboxes.bytes, self.outboxes_kept_back)
         inboxes = min(self.inboxes.bytes, self._limits.frame_bytes_max)
@@ -53,12 +53,12 @@ class Peers:
     @property
     def outboxes_hold_too_much(self) -> bool:
         """True if outboxes take too much memory: a peer must be closed, unless sending makes room."""
-        return self._is_too_much(self.outboxes.bytes, self.outboxes_kept_back)
+        return self._exceeds_memory(self.outboxes.bytes, self.outboxes_kept_back)
 
-    def make_room_in_outboxes(self) -> None:
+    def close_slowest_readers(self) -> None:
         """While outboxes hold too much, close the slowest reader: the peer with the largest outbox."""
         while self.outboxes_hold_too_much:
-            slowest = max(self._connected, key=lambda peer: peer.outbox.bytes, default=None)
+            slowest = max(self._connected_peers, key=lambda peer: peer.outbox.bytes, default=None)
             if slowest is None:
                 return
             self.table.count_refusal(
@@ -68,10 +68,10 @@ class Peers:
             )
             slowest.abort()
 
-    def make_room_in_listings(self) -> None:
+    def close_oldest_listing_reader(self) -> None:
         """Close the reader of the oldest unread listing if the entries kept for listings take too much."""
         snapshots = self.durability.engine.state.snapshots
-        if not self._is_too_much(snapshots.held_bytes, self.outboxes_kept_back):
+        if not self._exceeds_memory(snapshots.held_bytes, self.outboxes_kept_back):
             return
         peer = None if snapshots.oldest is None else self.by_id.get(snapshots.oldest.reader)
         if peer is not None and not peer.gone:
@@ -84,19 +84,19 @@ class Peers:
 
     def close_costliest_inboxes(self, now: float) -> None:
         """While unfinished requests take too much memory, close the peer with the largest and oldest."""
-        while self._is_too_much(self.inboxes.bytes, self._limits.frame_bytes_max):
-            costliest = max(self._connected, key=lambda peer: peer.inbox_cost(now))
+        while self._exceeds_memory(self.inboxes.bytes, self._limits.frame_bytes_max):
+            costliest = max(self._connected_peers, key=lambda peer: peer.inbox_cost(now))
             what = (
                 f"{self.inboxes.bytes} bytes of unfinished requests wait in all inboxes, and memory_bytes_max is "
                 f"{self._limits.memory_bytes_max}; yours have cost most, and for longest"
             )
-            self.close_with(costliest, Rejection("limit", what))
+            self.close_with_rejection(costliest, Rejection("limit", what))
 
     @property
-    def _connected(self) -> list[Peer]:
+    def _connected_peers(self) -> list[Peer]:
         return [peer for peer in self.by_id.values() if not peer.gone]
 
-    def _is_too_much(self, held: int, kept_back: int) -> bool:
+    def _exceeds_memory(self, held: int, kept_back: int) -> bool:
         return (
             held > kept_back
             and self.durability.engine.state.memory_bytes + self.held_bytes > self._limits.memory_bytes_max

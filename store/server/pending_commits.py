@@ -54,7 +54,7 @@ class PendingCommits:
         else:
             self._last_small = number
 
-    def written(self, number: int) -> None:
+    def note_written(self, number: int) -> None:
         """Note that the steps up to this number are on disk."""
         self.durable = number
         while self._steps and next(iter(self._steps)) <= number:
@@ -66,11 +66,11 @@ class PendingCommits:
         if self._last_large > self._passing:  # small steps pass once for each large step, so that none starves
             self._passing = self._last_small
 
-    def wait_for(self, request: Request[Any], response: Response) -> tuple[int, Response]:
+    def step_to_wait_for(self, request: Request[Any], response: Response) -> tuple[int, Response]:
         """Return the number of the step that must be on disk before the reply is sent, and the reply."""
         if self.appended <= self.durable:
             return self.durable, response
-        number = self.appended if isinstance(response, Failed) else self._number_of(request)
+        number = self.appended if isinstance(response, Failed) else self._last_step_shown(request)
         if isinstance(response, Listing | Counted | Pong):
             # The reply is also true at the revision after step `number`, as no key in it has changed since. A long
             # listing of an earlier revision keeps its revision.
@@ -79,24 +79,24 @@ class PendingCommits:
                 response = response.replace(revision=on_disk_by_then)
         return number, response
 
-    def _number_of(self, request: Request[Any]) -> int:
+    def _last_step_shown(self, request: Request[Any]) -> int:
         """Return the number of the last step whose changes the reply may show."""
         match request:
             case Guarded(when=when, request=guarded):
-                return max(self._number_of(guarded), self._last_of(condition.key for condition in when))
+                return max(self._last_step_shown(guarded), self._step_of(condition.key for condition in when))
             case Get(key=key):
                 return self._changed.get(key, 0)
             case GetMany(keys=keys):
-                return self._last_of(keys)
+                return self._step_of(keys)
             case List(prefix=prefix) | Count(prefix=prefix) if len(self._changed) <= PREFIX_LOOKS_MAX:
-                return self._last_of(key for key in self._changed if isinstance(key, str) and key.startswith(prefix))
+                return self._step_of(key for key in self._changed if isinstance(key, str) and key.startswith(prefix))
             case KeepAlive(lease=lease):
                 return self._changed.get(lease, 0)
             case Ping():
                 return 0
         return self.appended
 
-    def _last_of(self, keys: Iterable[str]) -> int:
+    def _step_of(self, keys: Iterable[str]) -> int:
         return max((self._changed.get(key, 0) for key in keys), default=0)
 
 

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.lowlevel
 
-from store.engine.processes import ConnectionEnd
+from store.engine.processes import DisconnectKind
 from store.errors import AuthenticationError, ProtocolError
 from store.messages import Failed, Figures, Guarded, Stats, Watch
 from store.protocol.wire import Bye, Hello, Rejection
 from store.server.dispatcher import Dispatcher
-from store.server.log_lines import RationedLog
+from store.server.log_lines import RateLimitedLog
 from store.server.outbox import PIECE_BYTES
 from store.server.round_robin import TURN, RoundRobin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from store.engine.applied import Remainder
+    from store.engine.applied import LongRead
     from store.messages import Request, Response
     from store.server.handshakes import Handshakes
     from store.server.peer import Peer
@@ -55,11 +55,11 @@ class RequestScheduler:
 
     def __post_init__(self) -> None:
         self._durability = self.peers.durability
-        self._slow_lines = RationedLog(self.clock)
+        self._slow_lines = RateLimitedLog(self.clock)
         self._turns: RoundRobin[Peer] = RoundRobin()
         self._pass_comes = False
         self.dispatcher: Dispatcher = Dispatcher(self.peers, stopwatch=self.stopwatch, request_pass=self._schedule_pass)
-        self.accepted: Callable[[Peer], None] = self.handshakes.accepted
+        self.handle_accept: Callable[[Peer], None] = self.handshakes.handle_accept
         self.write_later: Callable[[Peer], None] = self.dispatcher.write_later
         # Peers that are not read until the disk has caught up, or their notifications are queued.
         self._slowed: dict[Peer, None] = {}
@@ -67,25 +67,25 @@ class RequestScheduler:
         self._for_disk: OrderedDict[Peer, None] = OrderedDict()
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
 
-    def lost(self, peer: Peer) -> None:
-        """See `PeerHandler.lost`."""
+    def handle_disconnect(self, peer: Peer) -> None:
+        """See `PeerHandler.handle_disconnect`."""
         self.dispatcher.remove_peer(peer)
         self._slowed.pop(peer, None)
         self._for_disk.pop(peer, None)
         self._turns.remove(peer)
-        self.handshakes.lost(peer)
+        self.handshakes.handle_disconnect(peer)
         if self._durability.engine.has_chores:
             self._schedule_pass()
 
-    def received(self, peer: Peer, size: int) -> None:
-        """See `PeerHandler.received`."""
+    def handle_bytes(self, peer: Peer, size: int) -> None:
+        """See `PeerHandler.handle_bytes`."""
         self.bytes_in += size
         peer.received_at = now = self.clock()
         if self._durability.leaving:
             return  # requests are ignored while the journal writes its last group
         assert peer.unread is None, "a peer is not read while its requests wait"
         data = bytes(self.buffer[:size])  # copied: all peers share the buffer
-        if self._pass_comes and (self._busy or self.dispatcher.is_behind(peer.id)):
+        if self._pass_comes and (self._is_busy or self.dispatcher.is_behind(peer.id)):
             peer.unread = peer.connection.receive(data)
         elif not self._try_at_once(peer, data, now):
             is_read = peer.work is not None or peer.stalled is not None
@@ -93,15 +93,15 @@ class RequestScheduler:
         if peer.unread is None:
             return
         peer.batch_bytes = size
-        peer.count_inbox(peer.connection.held_bytes + size, progress=False)
+        peer.set_inbox_bytes(peer.connection.held_bytes + size, progress=False)
         self._continue_requests(peer)
         self.peers.close_costliest_inboxes(now)
-        if peer.connection.held_bytes > PIECE_BYTES and self._durability.behind and not peer.gone:
-            self._slow_down(peer)
+        if peer.connection.held_bytes > PIECE_BYTES and self._durability.is_overloaded and not peer.gone:
+            self._pause_until_caught_up(peer)
 
     def resume_requests(self, peer: Peer) -> None:
         """See `PeerHandler.resume_requests`."""
-        behind = self._durability.behind
+        behind = self._durability.is_overloaded
         if peer.outbox.held and (peer.outbox.bytes > PIECE_BYTES or behind):
             return
         if behind:
@@ -116,15 +116,15 @@ class RequestScheduler:
         """Carry out `data` if it is one request; else return False."""
         began = self.stopwatch()
         try:
-            asked = peer.connection.only_request(data)
+            asked = peer.connection.single_request(data)
             if asked is None:
                 return False
             if self._durability.must_wait(asked[2], has_more=bool(peer.outbox.held)):
                 peer.stalled = asked  # kept, as `connection` returns each request once
                 return False
-            response = self._apply(peer, asked, now, alone=True)
+            response = self._apply_request(peer, asked, now, alone=True)
         except ProtocolError as error:
-            self.peers.close_with(peer, Rejection("protocol", str(error)))
+            self.peers.close_with_rejection(peer, Rejection("protocol", str(error)))
             return True
         finally:
             if self.dispatcher.dirty:
@@ -132,32 +132,32 @@ class RequestScheduler:
             took = self.stopwatch() - began
             self._count_time(took)
         if took > SLOW or self.on_request is not None:
-            self._note(peer, asked[2], response, took)
+            self._report_request(peer, asked[2], response, took)
         return peer.work is None
 
     def _continue_requests(self, peer: Peer) -> None:
         if self._durability.leaving or peer.unread is None or peer in self._turns or peer in self._for_disk:
             return
         if self.dispatcher.is_behind(peer.id):
-            self._slow_down(peer)
+            self._pause_until_caught_up(peer)
             return
-        if self._busy:
+        if self._is_busy:
             self._queue_for_turn(peer, used=False)
             return
         began = self.stopwatch()
         try:
-            self._take_turn(peer, began)
+            self._run_peer_turn(peer, began)
         except AuthenticationError as error:
-            self.peers.close_with(peer, Rejection("authentication", str(error)))
+            self.peers.close_with_rejection(peer, Rejection("authentication", str(error)))
         except ProtocolError as error:
-            self.peers.close_with(peer, Rejection("protocol", str(error)))
+            self.peers.close_with_rejection(peer, Rejection("protocol", str(error)))
         finally:
             self.dispatcher.flush()
             self._count_time(self.stopwatch() - began)
 
-    def _take_turn(self, peer: Peer, began: float) -> None:
+    def _run_peer_turn(self, peer: Peer, began: float) -> None:
         """Carry out requests of a peer until its turn is over, its outbox is full, or none is left."""
-        until = began + self._turns.length
+        until = began + self._turns.turn_length
         now = self.clock()
         assert peer.unread is not None, "a peer has a turn only if it has sent a request"
         while True:
@@ -171,23 +171,23 @@ class RequestScheduler:
                     return
                 peer.stalled = None
                 if isinstance(item, Hello):
-                    self.handshakes.open_session(peer, item, self._welcome)
+                    self.handshakes.open_session(peer, item, self._send_welcome)
                 elif isinstance(item, Bye):
-                    peer.close(ConnectionEnd.GOODBYE)
+                    peer.close(DisconnectKind.GOODBYE)
                 elif item is not None:  # `item` is None while a large request is decoded
                     if self._durability.must_wait(item[2], has_more=bool(peer.outbox.held)):
                         peer.stalled = item
                         peer.pause_reading()
                         self._for_disk[peer] = None
                         return
-                    response = self._apply(peer, item, now)
+                    response = self._apply_request(peer, item, now)
                     took = self.stopwatch() - began
                     if took > SLOW or self.on_request is not None:
-                        self._note(peer, item[2], response, took)
+                        self._report_request(peer, item[2], response, took)
             if peer.gone:
                 return
             if self.dispatcher.is_behind(peer.id):
-                self._slow_down(peer)
+                self._pause_until_caught_up(peer)
                 return
             if peer.outbox.bytes > PIECE_BYTES:
                 peer.flush()
@@ -198,20 +198,20 @@ class RequestScheduler:
                 self._queue_for_turn(peer, used=True)
                 return
 
-    def _welcome(self, peer: Peer, welcome: bytes) -> None:
+    def _send_welcome(self, peer: Peer, welcome: bytes) -> None:
         self.dispatcher.send(peer, welcome)
         self.dispatcher.flush()
 
     @property
-    def _busy(self) -> bool:
-        return self._turns.over or self.dispatcher.behind
+    def _is_busy(self) -> bool:
+        return self._turns.is_pass_over or self.dispatcher.is_overloaded
 
     def _queue_for_turn(self, peer: Peer, *, used: bool) -> None:
         self._turns.enqueue(peer, used=used)
         peer.pause_reading()
         self._schedule_pass()
 
-    def _slow_down(self, peer: Peer) -> None:
+    def _pause_until_caught_up(self, peer: Peer) -> None:
         peer.pause_reading()
         self._slowed[peer] = None
 
@@ -223,22 +223,22 @@ class RequestScheduler:
     def _schedule_pass(self) -> None:
         if not self._pass_comes:
             self._pass_comes = True
-            asyncio.get_running_loop().call_soon(self._begin_pass)
+            asyncio.get_running_loop().call_soon(self._run_pass)
 
-    def _begin_pass(self) -> None:
+    def _run_pass(self) -> None:
         self._pass_comes = False
         self._turns.spent = 0.0
         if self.dispatcher.has_more:
             began = self.stopwatch()
             self.dispatcher.run_turn(TURN)
             self._turns.spent = self.stopwatch() - began
-            if not self._durability.behind:
+            if not self._durability.is_overloaded:
                 self._resume_slowed()
         self.dispatcher.flush()
-        while not self._busy and (peer := self._turns.next()) is not None:
+        while not self._is_busy and (peer := self._turns.next()) is not None:
             self._continue_requests(peer)
             peer.resume_requests()
-        while self._for_disk and not self._busy and not self._durability.delays_large_writes:
+        while self._for_disk and not self._is_busy and not self._durability.delays_large_writes:
             self._for_disk.popitem(last=False)[0].resume_requests()
         if self._turns or self.dispatcher.has_more or (self._for_disk and not self._durability.delays_large_writes):
             self._schedule_pass()
@@ -252,9 +252,9 @@ class RequestScheduler:
     def seconds_waiting_by_peer(self, now: float) -> dict[int, float]:
         """Map the id of each peer with waiting requests to their seconds of waiting."""
         waiting = chain(self._turns, self._slowed, self._for_disk, self.dispatcher.peers_awaiting_disk())
-        return {peer.id: peer.waiting_for(now) for peer in waiting if peer.reading_paused}
+        return {peer.id: peer.seconds_waiting(now) for peer in waiting if peer.reading_paused}
 
-    def _apply(
+    def _apply_request(
         self, peer: Peer, asked: tuple[int, int, Request[Any]], now: float, *, alone: bool = False
     ) -> Response | None:
         engine = self._durability.engine
@@ -265,9 +265,9 @@ class RequestScheduler:
         if type(request) is Stats:
             response = Figures(figures=self.figures())
         if self._durability.journal is not None:
-            self._durability.record()
+            self._durability.record_changes()
             if response is not None:
-                number, response = self._durability.pending_commits.wait_for(request, response)
+                number, response = self._durability.pending_commits.step_to_wait_for(request, response)
         if response is not None:
             frame = self.dispatcher.encode(request_id, response)
             if alone:
@@ -278,14 +278,14 @@ class RequestScheduler:
             self.dispatcher.deliver(deliveries, opening=type(request) is Watch)
         return response
 
-    def _continue_work(self, peer: Peer, work: Remainder) -> None:
+    def _continue_work(self, peer: Peer, work: LongRead) -> None:
         applied = self._durability.engine.continue_work(work)
         peer.work = applied.work
         if applied.response is not None:
             self.dispatcher.send(peer, self.dispatcher.encode(work.watcher[1], applied.response))
         self.dispatcher.deliver(applied.deliveries, opening=True)
 
-    def _note(self, peer: Peer, request: Request[Any], response: Response | None, took: float) -> None:
+    def _report_request(self, peer: Peer, request: Request[Any], response: Response | None, took: float) -> None:
         if self.on_request is not None:
             asked = request.request if isinstance(request, Guarded) else request
             outcome = response.kind.name.lower() if isinstance(response, Failed) else "ok"
@@ -295,7 +295,7 @@ class RequestScheduler:
 
     def note_durable(self, number: int) -> None:
         """Send the frames that waited for step `number`, which is now on disk; read paused peers again."""
-        self.dispatcher.release(number)
+        self.dispatcher.release_durable(number)
         self._resume_slowed()
         if self._for_disk:
             self._schedule_pass()

@@ -39,12 +39,12 @@ class RoundRobin(Generic[P]):
         return who in self._fresh or who in self._used
 
     @property
-    def over(self) -> bool:
+    def is_pass_over(self) -> bool:
         """True if this pass has used all its time (`PASS`)."""
         return self.spent >= PASS
 
     @property
-    def length(self) -> float:
+    def turn_length(self) -> float:
         """The seconds of a turn; shorter if many peers wait for their first turn."""
         return min(TURN, max(PASS / (1 + len(self._fresh)), TURN / 20))
 

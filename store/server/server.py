@@ -19,15 +19,15 @@ import anyio.to_thread
 from store.engine.engine import Engine
 from store.errors import StoreUsageError
 from store.net.address import Address, host_and_port, token_bytes
-from store.net.callers import forget_served, note_serving
+from store.net.callers import register_served, unregister_served
 from store.net.process import process_identity
-from store.net.sockets import bound_sockets, close_in_children, is_ctrl_c, open_files, raised_file_limit, unregister
+from store.net.sockets import close_in_children, is_ctrl_c, listen_on, open_file_count, raised_file_limit, unregister
 from store.net.standard_streams import open_before_uvloop
 from store.net.tasks import cancel_and_wait, running_loop
 from store.net.threads import in_thread
 from store.protocol import wire
 from store.protocol.wire import Rejection
-from store.records import shown
+from store.records import brief
 from store.server.accept.connection_table import ConnectionTable
 from store.server.accept.exposure import check_exposure
 from store.server.accept.listener import EndWhenAlone, TcpListener
@@ -96,9 +96,9 @@ class Server:
             clock=clock,
             in_thread=in_thread,
             on_durable=lambda number: self._scheduler.note_durable(number),  # noqa: PLW0108 - made below
-            on_restored=self._use_engine,
+            on_restored=self._count_connection_memory,
             close_all=lambda: self._peers.abort(),  # noqa: PLW0108 - made below
-            ended=self._timer_ended,
+            ended=self._handle_timer_end,
         )
         self._peers = Peers(engine.limits, self._durability, self.table)
         self._handshakes = Handshakes(self._peers, token=token, clock=clock)
@@ -109,7 +109,7 @@ class Server:
         self.port: int = 0
         self.store_id: str = engine.store_id
         self.end_when_alone: EndWhenAlone = self._handshakes.end_when_alone
-        self._use_engine(engine)
+        self._count_connection_memory(engine)
 
     @property
     def _engine(self) -> Engine:
@@ -143,7 +143,7 @@ class Server:
             "connections_max": self.table.connections_max,
             "uptime": self._clock() - self._began,
             "connections": len(self._peers.by_id),
-            "strangers": self.table.strangers,
+            "strangers": self.table.unauthenticated_count,
             "connections_refused": self.table.refused,
             "bytes_in": self._scheduler.bytes_in,
             "bytes_out": self._handshakes.bytes_out + sum(peer.bytes_out for peer in self._peers.by_id.values()),
@@ -157,36 +157,36 @@ class Server:
             "commit_seconds": 0.0 if journal is None else journal.commit_seconds,
         }
 
-    def _use_engine(self, engine: Engine) -> None:
-        engine.state.held_elsewhere = lambda: self._peers.lasting_bytes
+    def _count_connection_memory(self, engine: Engine) -> None:
+        engine.state.held_elsewhere = lambda: self._peers.unfreeable_bytes
 
     def on_request(self, callback: Callable[[str, str, float], None]) -> None:
         """Call `callback` after each request with its kind, "ok" or the kind of error, and its seconds."""
         self._scheduler.on_request = callback
 
-    def begin(self) -> None:
-        """Start the journal and the timer that lets leases lapse; `leave` stops both."""
+    def start(self) -> None:
+        """Start the journal and the timer that lets leases lapse; `shut_down` stops both."""
         self.end_when_alone.open(asyncio.get_running_loop())
         self._durability.start()
         self._timer = asyncio.create_task(self._run_timer(), name=f"timer of store {self.store_id}")
-        self._timer.add_done_callback(self._timer_ended)
+        self._timer.add_done_callback(self._handle_timer_end)
 
     async def _run_timer(self) -> None:
         warn_at = drop_at = self._clock()
         while True:
-            due_in = self._engine.state.leases.next_due_in() if self._may_expire_leases() else None
+            due_in = self._engine.state.leases.seconds_to_next_expiry() if self._may_expire_leases() else None
             await anyio.sleep(LOOK_EVERY if due_in is None else min(max(due_in, LOOK_LEAST), LOOK_EVERY))
             now = self._clock()
             if self._engine.advance_leases(now=now):
                 await self._expire_leases()
-            self._peers.make_room_in_outboxes()  # new keys may have used the free memory that outboxes counted on
-            self._peers.make_room_in_listings()
+            self._peers.close_slowest_readers()  # new keys may have used the free memory that outboxes counted on
+            self._peers.close_oldest_listing_reader()
             if now >= drop_at:
                 drop_at = now + self._limits.frame_timeout / 2
                 self._close_silent_peers(now)
             if now >= warn_at + WARN_EVERY:
                 warn_at = now
-                for line in self._limit_warnings.due_lines(self.figures(), self._engine.state.keys.groups):
+                for line in self._limit_warnings.lines_to_log(self.figures(), self._engine.state.keys.groups):
                     log.warning("store %s: %s", self.store_id, line)
 
     async def _expire_leases(self) -> None:
@@ -201,29 +201,29 @@ class Server:
             return
         now = self._clock()
         deliveries = self._engine.tick(now=now, unheard=unheard | self._scheduler.seconds_waiting_by_peer(now))
-        self._durability.record()
+        self._durability.record_changes()
         self._scheduler.dispatcher.deliver(deliveries)
         self._scheduler.dispatcher.flush()
 
     def _may_expire_leases(self) -> bool:
         """Return whether leases may lapse now: the journal can write, and no keep-alive waits for a slow disk."""
-        return self._engine.read_only is None and not self._handshakes.leaving and not self._durability.behind
+        return self._engine.read_only is None and not self._handshakes.leaving and not self._durability.is_overloaded
 
     def _close_silent_peers(self, now: float) -> None:
         silent_since = now - self._limits.frame_timeout
         why = f"half a frame and {self._limits.frame_timeout:g} s of silence (frame_timeout)"
         for peer in list(self._peers.by_id.values()):
             if peer.connection.held_bytes and peer.received_at < silent_since and not peer.reading_paused:
-                self._peers.close_with(peer, Rejection("limit", why))
+                self._peers.close_with_rejection(peer, Rejection("limit", why))
 
-    async def leave(self) -> None:
+    async def shut_down(self) -> None:
         """Send goodbyes and last frames, and close every connection within `LEAVE_WITHIN` seconds."""
         self._handshakes.leaving = True
         try:
             with anyio.CancelScope(shield=True):
                 await self._durability.stop()
             for peer in list(self._peers.by_id.values()):
-                if peer.connection.greeted:
+                if peer.connection.is_authenticated:
                     self._scheduler.dispatcher.send(peer, wire.encode_bye("the server is leaving"))
                     peer.close()
                 else:  # before its welcome, a client cannot decode a goodbye; a refusal makes it retry
@@ -235,7 +235,7 @@ class Server:
             if self._timer is not None:
                 await cancel_and_wait(self._timer)
 
-    def _timer_ended(self, timer: asyncio.Task[None]) -> None:
+    def _handle_timer_end(self, timer: asyncio.Task[None]) -> None:
         """Stop serving if a background task failed, because of a defect or unreadable data."""
         if not timer.cancelled() and (error := timer.exception()) is not None:
             log.critical("store %s stops serving: %s", self.store_id, error, exc_info=error)
@@ -252,10 +252,10 @@ class Server:
 
 def _check_address(host: object, port: object) -> None:
     if not isinstance(host, str) or not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
-        raise StoreUsageError(f"host={shown(host)}, port={shown(port)}: give a name, and a port from 0 to 65535")
+        raise StoreUsageError(f"host={brief(host)}, port={brief(port)}: give a name, and a port from 0 to 65535")
 
 
-def _renewed(token: Callable[[], bytes | None], last: bytes | None) -> Callable[[], bytes | None]:
+def _renewed_token(token: Callable[[], bytes | None], last: bytes | None) -> Callable[[], bytes | None]:
     """Return a function that returns the user's token; if the user's function fails, the last token."""
 
     def current() -> bytes | None:
@@ -322,7 +322,7 @@ async def serve(
     secret = token_bytes(token() if callable(token) else token)
     if secret == b"" or (secret is None and callable(token)):
         raise StoreUsageError("the token is empty; leave it out, or give one")
-    wanted = _renewed(token, secret) if callable(token) else secret
+    wanted = _renewed_token(token, secret) if callable(token) else secret
     for address in addresses:
         check_exposure(address, token=secret, tls=tls, insecure=insecure)
     loop = running_loop()
@@ -339,11 +339,11 @@ async def serve(
             stack.callback(journal.close, within=STOP_WITHIN / 3)
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
         server = Server(engine, token=wanted, clock=loop.time, secure=tls is not None, journal=journal)
-        allowed = files - open_files() - SPARE_FILES
+        allowed = files - open_file_count() - SPARE_FILES
         server.table.set_limit(allowed)
         # Do not let uvloop resolve the host: it would start libuv's threads, which crash a forked child at its end.
-        listening = socks or await anyio.to_thread.run_sync(bound_sockets, host, port)
-        async with _running(server, listening, bound_host, tls):
+        listening = socks or await anyio.to_thread.run_sync(listen_on, host, port)
+        async with _accept_clients(server, listening, bound_host, tls):
             log.info(
                 "serving store %s on %s, %s; %d files allow about %d connections",
                 server.store_id,
@@ -358,7 +358,7 @@ async def serve(
 
 
 @contextlib.asynccontextmanager
-async def _running(
+async def _accept_clients(
     server: Server, listening: Sequence[socket.socket], host: str, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     loop, made_in = asyncio.get_running_loop(), process_identity()
@@ -373,14 +373,14 @@ async def _running(
     close_in_children(server, *listening)
     server.host = host
     server.port = listening[0].getsockname()[1]
-    note_serving(host, server.port, server.store_id)
-    server.begin()
+    register_served(host, server.port, server.store_id)
+    server.start()
     try:
         yield
     finally:
         if made_in is process_identity():  # a forked child leaves the server to its parent
             listener.close()
-            forget_served(server.port)
+            unregister_served(server.port)
             unregister(server)
             if asyncio.get_running_loop() is not loop:  # connections and timers are of a loop that no longer runs
                 raise StoreUsageError("close the server in the event loop that opened it: its clients were not told")
@@ -390,6 +390,6 @@ async def _running(
                 for newcomer in server.table.all:
                     if isinstance(newcomer, TlsLayer):
                         newcomer.abort()
-                await server.leave()
+                await server.shut_down()
         elif server._timer is not None:
             server._timer.cancel()

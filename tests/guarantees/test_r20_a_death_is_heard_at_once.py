@@ -132,7 +132,7 @@ async def test_r20_a_process_that_comes_back_at_once_loses_nothing(times: int) -
         member(network, "c"),
     ):
         connected: asyncio.Queue[bool] = asyncio.Queue()
-        client.on_connection(connected.put_nowait)
+        client.on_connection_change(connected.put_nowait)
         for _ in range(times):
             await asyncio.sleep(0.5)
             lost_at = now()

@@ -132,7 +132,7 @@ async def test_r8_a_server_that_stands_still_is_not_flooded_and_answers_on_the_o
     network = FaultyNetwork(latency=0.001)
     async with serve_in_memory(network) as server, connect_in_memory(network) as client:
         changes: list[bool] = []
-        client.on_connection(changes.append)
+        client.on_connection_change(changes.append)
         dialed = network.links("store")[0]
         network.partition("store")  # its system accepts connections, but the server sends nothing
         asked = asyncio.create_task(client.put("a", b"", timeout=60.0))
@@ -150,7 +150,7 @@ async def test_r8_if_every_answer_takes_three_seconds_clients_do_not_reconnect_f
     network = FaultyNetwork(latency=1.5)
     async with serve_in_memory(network), connect_in_memory(network) as client, client.kept_lease(60.0):
         changes: list[bool] = []
-        client.on_connection(changes.append)
+        client.on_connection_change(changes.append)
         for _ in range(30):
             await client.put("a", b"")
         assert changes == []

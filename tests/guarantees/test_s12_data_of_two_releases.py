@@ -25,7 +25,7 @@ def _add_mood(database: sqlite3.Connection) -> None:
     for line in SCHEMA.split(";"):
         if "TABLE leases" in line:
             database.execute(line)
-    sealed = [checksummed(*lease, "carried") for lease in leases]
+    sealed = [with_checksum(*lease, "carried") for lease in leases]
     database.executemany("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", sealed)
 
 

@@ -378,7 +378,7 @@ async def a_handshake(scene: Scene) -> str:
 
 @past({"frame_timeout": 0.2}, "half a frame and 0.2 s of silence", "")
 async def half_a_frame(scene: Scene) -> str:
-    hello = wire.encode_opening(wire.Hello(wire.VERSION, bytes(16), bytes(16), b""))
+    hello = wire.encode_handshake(wire.Hello(wire.VERSION, bytes(16), bytes(16), b""))
     return await hung_up_on(scene, hello + b"\0\0\1\0half")
 
 
@@ -390,7 +390,7 @@ class Bystander:
         self.losses: list[bool] = []
         self.written = 0
         for client in (writer, reader):
-            client.on_connection(self.losses.append)
+            client.on_connection_change(self.losses.append)
 
     async def works(self) -> None:
         """Write, and get exactly this event from the watch."""

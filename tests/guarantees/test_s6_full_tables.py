@@ -128,7 +128,7 @@ async def test_s6_a_newcomer_finds_room_in_a_full_table_or_an_error_that_says_wh
 
 async def fill(peer: Peer, table: ConnectionTable) -> None:
     """Send the requests that fill the table, and read the answers, except those that never come."""
-    first = peer.connection.ask(table.fill[0], None).request_id
+    first = peer.connection.register_request(table.fill[0], None).request_id
     for request_id, request in enumerate(table.fill, first):
         acknowledged = request_id - 1 if table.acknowledges else 0
         peer.transport.write(wire.encode_request(request_id, acknowledged, request))

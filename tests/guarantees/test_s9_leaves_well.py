@@ -25,7 +25,9 @@ async def test_s9_clients_are_notified_that_the_server_leaves_and_report_it() ->
             problems: asyncio.Queue[str] = asyncio.Queue()
             # Read it at the moment of the loss: the next attempt to connect fails for another reason, as no server
             # listens.
-            client.on_connection(lambda connected: None if connected else problems.put_nowait(client.last_problem))
+            client.on_connection_change(
+                lambda connected: None if connected else problems.put_nowait(client.last_problem)
+            )
         assert await asyncio.wait_for(problems.get(), 5.0) == "the server is leaving"
         with pytest.raises(ConnectionLost):
             await client.get("a")
@@ -37,7 +39,7 @@ async def test_s9_requests_applied_before_it_left_were_answered() -> None:
         async with contextlib.AsyncExitStack() as outliving:
             async with store.serve() as server:
                 client = await outliving.enter_async_context(store.connect(server.url, timeout=1.0))
-                client.on_connection(lambda connected, lost=lost: None if connected else lost.set())  # type: ignore[misc]
+                client.on_connection_change(lambda connected, lost=lost: None if connected else lost.set())  # type: ignore[misc]
                 first = server.figures()["revision"] + 1
                 puts = [asyncio.create_task(client.put(f"{number}", bytes(10_000))) for number in range(100)]
                 for _ in range(random.Random(seed).randrange(1, 8)):
@@ -64,7 +66,7 @@ async def test_s9_leaving_is_bounded_despite_slow_readers_and_new_connections() 
         network.partition("peer 9")
         await asyncio.sleep(0.1)
         started = loop.time()
-        leaving = asyncio.create_task(server.leave())
+        leaving = asyncio.create_task(server.shut_down())
         await asyncio.sleep(1.0)
         assert server.connections <= 6, "who reads is gone at once"
         with pytest.raises(ConnectionLost):

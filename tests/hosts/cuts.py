@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 
 from tests.hosts.lab import Lab
-from tests.hosts.runs import Member, members, serving, url_of
+from tests.hosts.runs import Member, members, serving, slurm_url
 
 TTL = 10.0
 MEMBERS = 8
@@ -56,7 +56,7 @@ async def cut_often(
     rng, report = random.Random(seed), Report()
     async with Lab(hosts + 1, style="cloud") as lab:
         head, *others = lab.hosts
-        url = url_of(head.address, f"min_nodes={hosts}&ttl={ttl:g}")
+        url = slurm_url(head.address, f"min_nodes={hosts}&ttl={ttl:g}")
         half = hosts // 2
         async with (
             serving(head),

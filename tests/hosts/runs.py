@@ -8,13 +8,13 @@ from typing import Any
 from tests.hosts.lab import Host
 from tests.support.processes import Child
 
-__all__ = ["PORT", "Member", "members", "serving", "url_of"]
+__all__ = ["PORT", "Member", "members", "serving", "slurm_url"]
 
 PORT = 29400
 START_WITHIN = 60.0  # seconds; many interpreters start at once, on a machine that may be busy
 
 
-def url_of(host: str, query: str) -> str:
+def slurm_url(host: str, query: str) -> str:
     """Return the URL of the run that tests use."""
     return f"tcp://{f'[{host}]' if ':' in host else host}:{PORT}/job-7?insecure=1&{query}"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.hosts.lab import Host, Lab, require_hosts
-from tests.hosts.runs import members, serving, url_of
+from tests.hosts.runs import members, serving, slurm_url
 from tests.support.etcd import require_etcd
 from tests.support.processes import start
 
@@ -39,7 +39,7 @@ async def test_members_behind_a_forwarder_meet_at_their_own_addresses() -> None:
         head, between, *others = lab.hosts
         async with serving(head), between.python("-c", FORWARD, head.address, "29400") as forwarder:
             await forwarder.line("listening")
-            async with members(url_of(between.address, "min_nodes=2&rank_order=name"), *others) as both:
+            async with members(slurm_url(between.address, "min_nodes=2&rank_order=name"), *others) as both:
                 assert [(await member.round())["master"][0] for member in both] == [others[0].address] * 2
 
 
@@ -47,7 +47,7 @@ async def test_after_an_outage_no_job_is_sent_to_a_name_that_does_not_resolve() 
     """Regression: a node that arrived before its connection was back published its host's own name."""
     async with Lab(4, style="cloud") as lab:
         head, *others = lab.hosts
-        async with serving(head), members(url_of(head.address, "min_nodes=3&ttl=1"), *others) as everyone:
+        async with serving(head), members(slurm_url(head.address, "min_nodes=3&ttl=1"), *others) as everyone:
             for member in everyone:
                 await member.round()
             await lab.cut(head)
@@ -62,7 +62,7 @@ async def test_rdzv_serve_is_reachable_on_hosts_with_ipv6_only() -> None:
     """Regression: with the README's `--host 0.0.0.0` it listened on IPv4 only."""
     async with Lab(3, style="ipv6") as lab:
         head, *others = lab.hosts
-        async with serving(head), members(url_of(head.address, "min_nodes=2"), *others) as both:
+        async with serving(head), members(slurm_url(head.address, "min_nodes=2"), *others) as both:
             masters = {tuple((await member.round())["master"]) for member in both}
             assert len(masters) == 1
             assert masters.pop()[0] in {host.ipv6 for host in others}
@@ -74,7 +74,7 @@ async def test_members_behind_a_forwarder_on_the_stores_host_meet_at_their_own_a
         head = lab.hosts[0]
         async with serving(head, "--host", "127.0.0.1", "--port", "29401"):
             forward = head.python("-c", FORWARD, "127.0.0.1", "29401")
-            async with forward as forwarder, members(url_of(head.address, "min_nodes=3"), *lab.hosts) as everyone:
+            async with forward as forwarder, members(slurm_url(head.address, "min_nodes=3"), *lab.hosts) as everyone:
                 await forwarder.line("listening")
                 masters = {(await member.round())["master"][0] for member in everyone}
                 assert len(masters) == 1

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.hosts.lab import Lab, require_hosts
-from tests.hosts.runs import members, serving, url_of
+from tests.hosts.runs import members, serving, slurm_url
 
 pytestmark = pytest.mark.some_of(0)  # it takes minutes
 
@@ -18,7 +18,7 @@ async def test_a_round_whose_rank_0_is_not_reached_is_given_up_and_another_node_
     """
     async with Lab(4, style="cloud") as lab:
         head, first, second, third = lab.hosts
-        url = url_of(head.address, "min_nodes=3&rank_order=name&bootstrap_check=1&master_port=29500-29599")
+        url = slurm_url(head.address, "min_nodes=3&rank_order=name&bootstrap_check=1&master_port=29500-29599")
         async with serving(head):
             await lab.cut_between(first, third)
             async with members(url, first, second, third) as everyone:
@@ -34,7 +34,7 @@ async def test_a_newcomer_that_does_not_reach_rank_0_ends_no_other_nodes_job() -
     """Regression: round after round was given up with it, until all four nodes had failed."""
     async with Lab(5, style="cloud") as lab:
         head, first, second, third, newcomer = lab.hosts
-        url = url_of(head.address, "min_nodes=2&max_nodes=4&last_call_timeout=3&bootstrap_check=1&join_timeout=15")
+        url = slurm_url(head.address, "min_nodes=2&max_nodes=4&last_call_timeout=3&bootstrap_check=1&join_timeout=15")
         async with serving(head), members(url, first, second, third) as three:
             before = [await member.round() for member in three]
             assert [line["size"] for line in before] == [3, 3, 3]

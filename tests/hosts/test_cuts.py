@@ -9,7 +9,7 @@ import pytest
 
 from tests.hosts.cuts import NOT_TO_BE_HEARD, cut_often
 from tests.hosts.lab import Lab, require_hosts
-from tests.hosts.runs import members, serving, url_of
+from tests.hosts.runs import members, serving, slurm_url
 
 pytestmark = pytest.mark.some_of(0)  # it takes minutes
 
@@ -34,7 +34,7 @@ async def test_r8_a_node_whose_address_changes_keeps_its_place() -> None:
     """
     async with Lab(3, style="cloud") as lab:
         head, *others = lab.hosts
-        url = url_of(head.address, "min_nodes=2&ttl=4")
+        url = slurm_url(head.address, "min_nodes=2&ttl=4")
         async with serving(head), members(url, *others, probe=True) as both:
             for member in both:
                 await member.round()

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.hosts.lab import Lab, require_hosts
-from tests.hosts.runs import members, serving, url_of
+from tests.hosts.runs import members, serving, slurm_url
 
 pytestmark = pytest.mark.some_of(0)  # it takes minutes
 
@@ -18,12 +18,12 @@ async def test_if_large_packets_are_lost_commands_and_members_use_small_ones() -
     """
     async with Lab(4, style="cloud") as lab:
         head, *others, operator = lab.hosts
-        url = url_of(head.address, f"min_nodes=2&payload={'x' * 3000}")
+        url = slurm_url(head.address, f"min_nodes=2&payload={'x' * 3000}")
         async with serving(head), members(url, *others) as both:
             for member in both:
                 await member.round()
             await lab.lose_large(LARGEST)
-            plain = url_of(head.address, "")
+            plain = slurm_url(head.address, "")
             async with (
                 operator.python("-m", "rdzv", "status", plain, "--timeout", "30") as patient,
                 operator.python("-m", "rdzv", "status", plain, "--timeout", "0.5") as hasty,

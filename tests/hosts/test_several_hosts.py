@@ -15,7 +15,7 @@ require_hosts()
 TTL = 3
 
 
-def url_of(hosts: list[Host], style: Style, more: str = "") -> str:
+def slurm_url(hosts: list[Host], style: Style, more: str = "") -> str:
     listed = ",".join(
         f"[{host.ipv6}]" if style == "ipv6" else host.name if style != "cloud" else host.ipv4 for host in hosts
     )
@@ -36,14 +36,14 @@ def serving(everyone: list[Member]) -> list[Member]:
 
 @pytest.mark.parametrize("style", ["cloud", "named", "debian", "ipv6", "dual"])
 async def test_s13_the_death_of_the_host_is_survived_whatever_the_names(style: Style) -> None:
-    async with Lab(3, style=style) as lab, members(url_of(lab.hosts, style), *lab.hosts) as everyone:
+    async with Lab(3, style=style) as lab, members(slurm_url(lab.hosts, style), *lab.hosts) as everyone:
         number = max([await of_size(member, 3) for member in everyone])
         (host,) = serving(everyone)
         host.child.kill()
         for member in everyone:
             if member is not host:
                 assert await of_size(member, 2, above=number) == number + 1
-        async with members(url_of(lab.hosts, style), host.host) as (again,):
+        async with members(slurm_url(lab.hosts, style), host.host) as (again,):
             for member in [again, *(one for one in everyone if one is not host)]:
                 await of_size(member, 3, above=number + 1)
 
@@ -52,7 +52,7 @@ async def test_s13_a_node_that_does_not_reach_all_addresses_of_a_host_finds_the_
     async with Lab(3, style="dual") as lab:
         *listed, other = lab.hosts
         await lab.lose_ipv6_from(other)
-        url = url_of(listed, "dual").replace("max_nodes=2", "max_nodes=3")
+        url = slurm_url(listed, "dual").replace("max_nodes=2", "max_nodes=3")
         async with members(url, *lab.hosts) as everyone:
             number = max([await of_size(member, 3) for member in everyone])
             (host,) = serving(everyone)
@@ -64,7 +64,7 @@ async def test_s13_a_node_that_does_not_reach_all_addresses_of_a_host_finds_the_
 
 async def test_s13_a_vanished_host_is_waited_for_and_given_up_by_an_operators_word() -> None:
     async with Lab(3) as lab:
-        url = url_of(lab.hosts, "named")
+        url = slurm_url(lab.hosts, "named")
         async with members(url, *lab.hosts) as everyone:
             number = max([await of_size(member, 3) for member in everyone])
             (host,) = serving(everyone)
@@ -80,7 +80,7 @@ async def test_s13_a_vanished_host_is_waited_for_and_given_up_by_an_operators_wo
 
 
 async def test_s13_a_host_that_was_cut_off_and_is_back_goes_on_serving_without_a_second_store() -> None:
-    async with Lab(3) as lab, members(url_of(lab.hosts, "named"), *lab.hosts) as everyone:
+    async with Lab(3) as lab, members(slurm_url(lab.hosts, "named"), *lab.hosts) as everyone:
         number = max([await of_size(member, 3) for member in everyone])
         (host,) = serving(everyone)
         await lab.cut(host.host)

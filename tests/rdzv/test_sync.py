@@ -19,7 +19,7 @@ import store.sync
 from rdzv.core.state import NodesWaiting
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RoundSupersededError
 from rdzv.node.blocking_handler import BlockingChanges
-from rdzv.node.link.node_loop import result_of
+from rdzv.node.link.node_loop import wait_for_result
 from store.net.threads import END_WITHIN, LoopThread
 from tests.support.interrupts import tears, torn
 from tests.support.processes import free_port, start_python
@@ -80,7 +80,7 @@ def test_a_poll_interrupted_by_a_signal_handler_loses_no_change() -> None:
     def call(work: Any) -> Any:
         under_way = thread.run(work)
         try:
-            return result_of(under_way)
+            return wait_for_result(under_way)
         except BaseException:
             under_way.cancel()
             raise
@@ -140,7 +140,7 @@ def test_a_blocking_call_in_the_node_thread_is_refused_and_holds_nothing_up(url:
             with pytest.raises(RendezvousStateError, match="make it in another thread"):
                 handler.status()
 
-        result_of(handler.start(ask()))
+        wait_for_result(handler.start(ask()))
         assert handler.next_rendezvous().world_size == 1
 
 

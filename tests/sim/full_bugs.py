@@ -25,17 +25,17 @@ __all__ = ["FULL_BUGS"]
 class RestartingView(View):
     """Restarts the last call at each arrival, as DLRover did (#903)."""
 
-    def _place(self, record: NodeRecord) -> None:
+    def _add_record(self, record: NodeRecord) -> None:
         self.enough_since = None
-        super()._place(record)
+        super()._add_record(record)
 
 
 class StaleView(View):
     """Keeps the records of nodes that are gone."""
 
-    def _fold_node(self, node_id: str, event: Event, now: float, bans: Mapping[str, Ban]) -> None:
+    def _apply_node(self, node_id: str, event: Event, now: float, bans: Mapping[str, Ban]) -> None:
         if event.kind == "put":
-            super()._fold_node(node_id, event, now, bans)
+            super()._apply_node(node_id, event, now, bans)
         elif node_id in self.members:
             self._note_gone(node_id, left=False, at=now, why="")
 
@@ -50,7 +50,7 @@ class ForgetfulView(View):
 class CredulousView(View):
     """Counts a live member as a waiting node."""
 
-    def _place(self, record: NodeRecord) -> None:
+    def _add_record(self, record: NodeRecord) -> None:
         self.records[record.node_id] = record
         self.waiting[record.node_id] = record
 
@@ -142,6 +142,6 @@ FULL_BUGS = {
     "a live member that is taken for a waiting node": _planted(coordinator, "View", CredulousView),
     "a loss that is not reported": _planted(coordinator, "View", SilentView),
     "a zombie's write that is not fenced": Seams(plant=_as_if_members_still, client=UnfencedWrites),
-    "an acknowledgement before the commit": _planted(Dispatcher, "_queue", say_at_once),
+    "an acknowledgement before the commit": _planted(Dispatcher, "_queue_frame", say_at_once),
 }
 """Each bug by name, as it is planted."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rdzv.core.decision import Rules
-from rdzv.core.ranks import find_order
+from rdzv.core.ranks import find_rank_order
 from rdzv.core.round import Participant
 from rdzv.core.state import NodesLeft, NodesLost
 from rdzv.membership import RendezvousInfo
@@ -59,7 +59,7 @@ class FullStory(Story):
             unit=unit,
             last_call=rng.choice((0.3, 1.0, 3.0)),
             early_last_call=rng.random() < 0.7,
-            order=find_order(order),
+            order=find_rank_order(order),
         )
         self.settings: dict[str, Any] = {
             "min_nodes": needed,

@@ -169,8 +169,8 @@ def _observed(observe_engine: Callable[[Engine], None]) -> type[Server]:
     """Return a class of servers that also observe the engine that replaces theirs when they go back to the disk."""
 
     class Observed(Server):
-        def _use_engine(self, engine: Engine) -> None:
-            super()._use_engine(engine)
+        def _count_connection_memory(self, engine: Engine) -> None:
+            super()._count_connection_memory(engine)
             observe_engine(engine)
 
     return Observed

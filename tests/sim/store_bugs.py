@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from store.engine.changeset import ChangeSet, Saved
+from store.engine.changeset import ChangeSet, SavedStore
 from store.engine.sessions import Session, Sessions
 from store.engine.watches import History
 from store.messages import Event, Request
@@ -50,7 +50,7 @@ class ReplylessJournal(FaultyJournal, WithoutReplies):
     """Does not write replies, so a request that is sent again after a restart is applied again."""
 
 
-_close = Sessions.connection_closed
+_close = Sessions.keep_for_reconnect
 _page = History.page
 
 
@@ -83,7 +83,7 @@ def _waits_for_nothing(self: PendingCommits, request: Request[Any]) -> int:  # n
 class DamagedJournal(FaultyJournal):
     """Skips a row that it cannot read, and serves the others."""
 
-    def load(self) -> Saved:
+    def load(self) -> SavedStore:
         saved = super().load()
         return replace(saved, entries=saved.entries[:-1])
 
@@ -99,12 +99,12 @@ def _planted(owner: type, name: str, bug: Any) -> Seams:
 
 
 STORE_BUGS = {
-    "a read that does not wait for the disk": _planted(PendingCommits, "_number_of", _waits_for_nothing),
-    "a reply that is kept too short": _planted(Sessions, "connection_closed", _close_and_forget),
+    "a read that does not wait for the disk": _planted(PendingCommits, "_last_step_shown", _waits_for_nothing),
+    "a reply that is kept too short": _planted(Sessions, "keep_for_reconnect", _close_and_forget),
     "a reply that does not survive the store": Seams(journal=ReplylessJournal),
     "a row of the journal that is passed over": Seams(journal=DamagedJournal),
     "a turn that is forgotten": _planted(RoundRobin, "enqueue", _stand_in_no_ring),
-    "an acknowledgement before the commit": _planted(Dispatcher, "_queue", say_at_once),
+    "an acknowledgement before the commit": _planted(Dispatcher, "_queue_frame", say_at_once),
     "an event lost on reconnecting": _planted(History, "page", _from_the_next),
     "a lease that is resurrected": Seams(journal=ForgetfulJournal),
 }

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rdzv.core import decision
-from rdzv.core.decision import Act, Expel, Report, Rules, decide
+from rdzv.core.decision import Act, Expel, Publish, Rules, decide
 from rdzv.core.state import Change, Head, NodeRecord
 from rdzv.core.stopping import StepGate, Stop, StopAgreement
 from rdzv.core.view import Picture
@@ -57,7 +57,7 @@ def _a_closed_run_has_no_coordinator() -> Iterator[None]:
 
 @contextmanager
 def _an_early_departure_is_not_noticed() -> Iterator[None]:
-    with patch.object(RoundMonitor, "_left_early", False):
+    with patch.object(RoundMonitor, "_has_any_left_early", False):
         yield
 
 
@@ -88,7 +88,7 @@ def _the_first_to_return_stay() -> Iterator[None]:
     def choose(_: object, candidates: Sequence[NodeRecord], __: object, count: int) -> Sequence[NodeRecord]:
         return sorted(candidates, key=lambda record: record.arrival)[: max(count, 0)]
 
-    with patch.object(decision, "_choose", choose):
+    with patch.object(decision, "_choose_members", choose):
         yield
 
 
@@ -126,7 +126,7 @@ def _a_report_of_an_earlier_picture() -> Iterator[None]:
         earlier = self._picture.told
         revision = await expel(self, act)
         if revision is not None and earlier is not None and earlier.round == act.progress.round:
-            await self._report(Report(progress=earlier))
+            await self._write_progress(Publish(progress=earlier))
         return revision
 
     with patch.object(CoordinatorTerm, "_expel", expel_and_report):
@@ -165,7 +165,7 @@ def _its_own_decision_is_forgotten() -> Iterator[None]:
 
 @contextmanager
 def _another_task_sets_the_decision() -> Iterator[None]:
-    take, decide_now = Membership.update, StepGate.decide
+    take, decide_now = Membership.update, StepGate.note_decision
     taking: list[Membership] = []
     tasks = set[asyncio.Task[None]]()
 
@@ -186,7 +186,7 @@ def _another_task_sets_the_decision() -> Iterator[None]:
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-    with patch.object(Membership, "update", take_late), patch.object(StepGate, "decide", decide_later):
+    with patch.object(Membership, "update", take_late), patch.object(StepGate, "note_decision", decide_later):
         yield
 
 

@@ -428,14 +428,14 @@ class HeardWatch(watch_room.Watch):
         """
         return self._truth.books_of(self._heard_by.store_id)
 
-    def opened(self, revision: int) -> None:
+    def note_opened(self, revision: int) -> None:
         """Begin the audit at the revision after the opening."""
-        super().opened(revision)
+        super().note_opened(revision)
         if self._audit.next is None and not self._snapshot:
             self._audit.next = revision + 1
 
-    def _push(self, events: list[Event]) -> None:
-        super()._push(events)
+    def _buffer_events(self, events: list[Event]) -> None:
+        super()._buffer_events(events)
         self._compare(events)
 
     def unheard(self) -> tuple[Event, ...] | None:

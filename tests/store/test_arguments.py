@@ -13,7 +13,7 @@ import store.sync
 from store import Add, Append, Create, Put, when
 from store.errors import LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.messages import Delete, DeleteOlder, Get, KeepAlive, Ping, Revoke, TimeToLive
-from store.records import shown
+from store.records import brief
 from tests.support.twins import InThreads
 
 KEYS: dict[str, Callable[[Any, Any], Any]] = {
@@ -112,7 +112,7 @@ async def look(client: Any) -> None:
                 except Exception as error:  # noqa: BLE001 - the test compares the errors
                     said = type(error).__name__
                 if said != expected.__name__:
-                    wrong.append(f"{name} of {shown(odd)}: {said}, not {expected.__name__}")
+                    wrong.append(f"{name} of {brief(odd)}: {said}, not {expected.__name__}")
     assert wrong == []
     for value in (bytearray(b"taken"), memoryview(b"taken")):
         await client.put("taken", value)

@@ -36,7 +36,7 @@ async def test_closing_releases_everything_that_is_held() -> None:
     async with serve_in_memory(network) as server, connect_in_memory(network) as client:
         keeper = KeptLeases(client)
         for _ in range(10):
-            await keeper.hold(5.0, Lapses(), disconnect_ttl=1.0)
+            await keeper.grant_kept(5.0, Lapses(), disconnect_ttl=1.0)
         await keeper.release_all()
         assert server.figures()["leases"] == 0
 
@@ -50,7 +50,7 @@ async def test_a_lease_that_cannot_be_renewed_is_given_up_before_the_server_lets
         connect_in_memory(network, source="other") as other,
     ):
         lapses = Lapses()
-        lease = await KeptLeases(client).hold(9.0, lapses)
+        lease = await KeptLeases(client).grant_kept(9.0, lapses)
         await other.put("mine", b"", lease=lease.id)
         await asyncio.sleep(100.0)
         network.partition("keeper")
@@ -72,7 +72,7 @@ async def test_releasing_from_an_unreachable_store_takes_a_short_time_however_ma
     async with serve_in_memory(network), connect_in_memory(network) as client:
         keeper = KeptLeases(client)
         for _ in range(10):
-            await keeper.hold(60.0, Lapses())
+            await keeper.grant_kept(60.0, Lapses())
         network.partition("client")
         started = now()
         await keeper.release_all()
@@ -112,7 +112,7 @@ async def test_a_renewal_that_failed_is_tried_again_at_once_not_at_the_next_one(
     lapses = Lapses()
     keeper = KeptLeases(moody)
     started = now()
-    await keeper.hold(9.0, lapses)
+    await keeper.grant_kept(9.0, lapses)
     moody.refusals = [LimitExceeded("it is busy")] * 20
     await asyncio.sleep(8.5)
     assert moody.renewed_at[0] - started == pytest.approx(3.0)
@@ -128,7 +128,7 @@ async def test_a_renewal_that_failed_is_tried_again_at_once_not_at_the_next_one(
 async def test_an_unknown_error_of_a_store_ends_the_lease_and_its_holder_is_notified() -> None:
     """The keeper stopped renewing the lease, and did not notify its holder."""
     moody, lapses = Moody(), Lapses()
-    await KeptLeases(moody).hold(9.0, lapses)
+    await KeptLeases(moody).grant_kept(9.0, lapses)
     moody.refusals = [OSError("none of a store's own")] * 1000
     await asyncio.sleep(10.0)
     assert lapses.reasons == ["its lease of 9 s could not be renewed in time"]

@@ -90,7 +90,7 @@ def named_calls(kind: type) -> dict[str, Callable[..., Any]]:
         if not name.startswith("_")
         and name not in ("aclose", "close", "end_waits", "interrupt", "register")  # async callers cancel a task instead
         # a blocking caller is in a call, and gets its error there
-        and name not in ("limit_pauses", "check_usable", "fail", "on_connection", "notify_connection")
+        and name not in ("cap_retry_pauses", "check_usable", "fail", "on_connection_change", "notify_connection_change")
     }
 
 

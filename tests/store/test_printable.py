@@ -7,7 +7,7 @@ from functools import partial
 import msgpack
 import pytest
 
-from store.printable import LETTERS_MOST, escaping, printable
+from store.printable import LETTERS_MOST, escape_arguments, printable
 from store.protocol import wire
 from store.protocol.wire import Bye, Greeting, Rejection, Welcome
 
@@ -41,8 +41,8 @@ def test_a_peers_farewell_is_escaped() -> None:
     assert wire.decode_request(msgpack.packb((wire.BYE, said))) == Bye(printable(said))
     for decode in (
         wire.decode_server_frame,
-        partial(wire.decode_opening, kind=Greeting),
-        partial(wire.decode_opening, kind=Welcome),
+        partial(wire.decode_handshake, kind=Greeting),
+        partial(wire.decode_handshake, kind=Welcome),
     ):
         sorry = decode(msgpack.packb((wire.SORRY, "limit", said)))
         assert isinstance(sorry, Rejection)
@@ -50,7 +50,7 @@ def test_a_peers_farewell_is_escaped() -> None:
 
 
 def test_a_logger_escapes_text_of_others_and_leaves_numbers_alone(caplog: pytest.LogCaptureFixture) -> None:
-    log = escaping(logging.getLogger("tests.escaping"))
+    log = escape_arguments(logging.getLogger("tests.escape_arguments"))
     log.warning("run %s, %d nodes: %s", "job\n2026 forged", 3, ValueError("\x1b[2J"))
     log.warning("nothing %% to escape")
     log.warning("%(name)s", {"name": "kept"})

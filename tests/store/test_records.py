@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgpack
 import pytest
 
-from store.records import CHECKED_AT_ONCE, Record, Steps, Unfit, UnknownWord
+from store.records import CHECKED_AT_ONCE, Record, Steps, Unfit, UnknownValue
 
 
 class Colour(IntEnum):
@@ -132,9 +132,9 @@ def test_fields_of_a_later_release_are_ignored_and_missing_ones_have_defaults() 
 
 
 def test_words_of_a_later_release_are_distinguished_from_invalid_ones() -> None:
-    with pytest.raises(UnknownWord, match="colour 2"):
+    with pytest.raises(UnknownValue, match="colour 2"):
         Leaf.read(("oak", 2))
-    with pytest.raises(UnknownWord, match="request 9"):
+    with pytest.raises(UnknownValue, match="request 9"):
         Plan.read((3, (), ((9, "x"),)))
     assert repr(Leaf.read(("oak", 0, "newer")).word) == "'newer'"
     assert Plan.read((3, (), (), None, 0, {}, 7)).fate is Fate.OTHER

@@ -16,13 +16,19 @@ def synced(revision: int) -> tuple[Event, ...]:
 
 
 def resumable(cursor: WatchCursor) -> bool:
-    return cursor.resumable
+    return cursor.is_resumable
 
 
 def test_a_watch_is_opened_as_it_was_asked_for() -> None:
-    assert WatchCursor("a", start_revision=None, snapshot=False).opening() == (Watch(prefix="a"), None)
-    assert WatchCursor("a", start_revision=5, snapshot=False).opening() == (Watch(prefix="a", start_revision=5), None)
-    assert WatchCursor("a", start_revision=None, snapshot=True).opening() == (Watch(prefix="a", snapshot=True), None)
+    assert WatchCursor("a", start_revision=None, snapshot=False).opening_request() == (Watch(prefix="a"), None)
+    assert WatchCursor("a", start_revision=5, snapshot=False).opening_request() == (
+        Watch(prefix="a", start_revision=5),
+        None,
+    )
+    assert WatchCursor("a", start_revision=None, snapshot=True).opening_request() == (
+        Watch(prefix="a", snapshot=True),
+        None,
+    )
     with pytest.raises(StoreUsageError, match="not both"):
         WatchCursor("a", start_revision=5, snapshot=True)
 
@@ -30,46 +36,46 @@ def test_a_watch_is_opened_as_it_was_asked_for() -> None:
 def test_a_watch_resumes_after_the_last_revision_seen() -> None:
     cursor = WatchCursor("a", start_revision=None, snapshot=False)
     assert not resumable(cursor)
-    cursor.opened(7)
+    cursor.note_opened(7)
     assert resumable(cursor)
-    assert cursor.opening() == (Watch(prefix="a", start_revision=8), None)
-    cursor.delivered(put(9))
-    assert cursor.opening() == (Watch(prefix="a", start_revision=10), None)
+    assert cursor.opening_request() == (Watch(prefix="a", start_revision=8), None)
+    cursor.note_delivered(put(9))
+    assert cursor.opening_request() == (Watch(prefix="a", start_revision=10), None)
 
 
 def test_a_watch_with_a_start_has_not_seen_the_events_that_the_server_will_send() -> None:
     cursor = WatchCursor("a", start_revision=3, snapshot=False)
-    cursor.opened(7)
-    assert cursor.opening() == (Watch(prefix="a", start_revision=3), None)
+    cursor.note_opened(7)
+    assert cursor.opening_request() == (Watch(prefix="a", start_revision=3), None)
 
 
 def test_a_snapshot_is_begun_again_until_it_was_seen_whole() -> None:
     cursor = WatchCursor("a", start_revision=None, snapshot=True)
-    cursor.opened(7)
+    cursor.note_opened(7)
     assert not resumable(cursor)
-    cursor.delivered(put(3))
+    cursor.note_delivered(put(3))
     cursor.note_progress(7)
     reset = Event(kind="reset", revision=0)
-    assert cursor.opening() == (Watch(prefix="a", snapshot=True), reset)
-    assert cursor.opening() == (Watch(prefix="a", snapshot=True), None)  # its reader has been notified
-    cursor.delivered(synced(9))
+    assert cursor.opening_request() == (Watch(prefix="a", snapshot=True), reset)
+    assert cursor.opening_request() == (Watch(prefix="a", snapshot=True), None)  # its reader has been notified
+    cursor.note_delivered(synced(9))
     assert resumable(cursor)
-    assert cursor.opening() == (Watch(prefix="a", start_revision=10), None)
+    assert cursor.opening_request() == (Watch(prefix="a", start_revision=10), None)
 
 
 def test_an_answer_from_a_later_revision_advances_a_watch_without_events() -> None:
     cursor = WatchCursor("a", start_revision=None, snapshot=False)
-    cursor.opened(7)
+    cursor.note_opened(7)
     cursor.note_progress(20)
     cursor.note_progress(15)
-    assert cursor.opening() == (Watch(prefix="a", start_revision=21), None)
+    assert cursor.opening_request() == (Watch(prefix="a", start_revision=21), None)
 
 
 def test_a_watch_whose_past_is_gone_ends_unless_it_began_with_a_snapshot() -> None:
     plain = WatchCursor("a", start_revision=None, snapshot=False)
-    plain.opened(7)
-    assert not plain.compacted()
+    plain.note_opened(7)
+    assert not plain.note_compacted()
     resetting = WatchCursor("a", start_revision=None, snapshot=True)
-    resetting.delivered(synced(7))
-    assert resetting.compacted()
-    assert resetting.opening() == (Watch(prefix="a", snapshot=True), Event(kind="reset", revision=0))
+    resetting.note_delivered(synced(7))
+    assert resetting.note_compacted()
+    assert resetting.opening_request() == (Watch(prefix="a", snapshot=True), Event(kind="reset", revision=0))

@@ -25,7 +25,7 @@ from store import (
 )
 from store.engine.applied import Answer, Delivery, WatchLost
 from store.engine.engine import Engine
-from store.engine.processes import ConnectionEnd
+from store.engine.processes import DisconnectKind
 from store.messages import Failed, Granted, Listing, ListingPart, Request, Response
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, ServerConnection, error_of
@@ -58,7 +58,7 @@ class Desk:
         self.last_id.setdefault(peer, 0)
         return opened
 
-    def disconnect(self, peer: int = 1, *, how: ConnectionEnd = ConnectionEnd.DROPPED) -> None:
+    def disconnect(self, peer: int = 1, *, how: DisconnectKind = DisconnectKind.DROPPED) -> None:
         """Close a peer's connection."""
         self.engine.disconnect(peer, now=self.now, how=how)
         self.do_chores()
@@ -117,7 +117,7 @@ class Desk:
         """Let time pass on a server that keeps looking at its clock."""
         until = self.now + seconds
         while self.now < until:
-            due_in = self.engine.state.leases.next_due_in()
+            due_in = self.engine.state.leases.seconds_to_next_expiry()
             self.now = min(self.now + (LOOK_EVERY if due_in is None else min(due_in, LOOK_EVERY)), until)
             self.look()
 
@@ -140,7 +140,7 @@ class Desk:
         figures = self.engine.figures()
         figures.pop("requests")
         del figures["replies_bytes"], figures["memory_bytes"]  # a refusal is kept as any reply is
-        return figures, dict(self.engine._keys.entries), self.engine._keys.index.under("")[0], self.told.copy()
+        return figures, dict(self.engine._keys.entries), self.engine._keys.index.chunks_under("")[0], self.told.copy()
 
 
 class Town(Desk):
@@ -163,7 +163,7 @@ class Town(Desk):
             limits=self.engine.limits,
         )
         link = self.links[peer] = StoreSession(self, peer, connection)
-        link.to_client += connection.greeting()
+        link.to_client += connection.encode_greeting()
         return link
 
     def received(self, link: StoreSession, data: bytes) -> None:
@@ -241,7 +241,7 @@ class StoreSession:
         """The server sees it end."""
         if self.open:
             self.open = False
-            self.town.disconnect(self.peer, how=ConnectionEnd.GOODBYE if self.says_goodbye else ConnectionEnd.CUT)
+            self.town.disconnect(self.peer, how=DisconnectKind.GOODBYE if self.says_goodbye else DisconnectKind.CUT)
 
 
 class Post:
@@ -265,7 +265,7 @@ class Post:
         """Make a connection; nothing has been carried yet."""
         assert self.link is None
         self._nonces += 1
-        self.connection.connected(nonce=b"client nonce %03d" % self._nonces)
+        self.connection.start_connection(nonce=b"client nonce %03d" % self._nonces)
         self.link = town.accept()
         return self.link
 
@@ -280,11 +280,11 @@ class Post:
             self.lost = link
         else:
             link.close()
-        self.connection.disconnected()
+        self.connection.end_connection()
 
     def ask(self, request: Request[Any]) -> InFlight:
         """Ask, now or as soon as there is a welcome."""
-        item = self.connection.ask(request, None)
+        item = self.connection.register_request(request, None)
         if self.ready:
             self._send(item)
         return item

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from store import Event
-from store.engine.changeset import ChangeSet, KeptReply, Saved, SavedLease, SavedSession
+from store.engine.changeset import ChangeSet, KeptReply, SavedLease, SavedSession, SavedStore
 from store.messages import Written
 from store.server.journal import Journal
 
@@ -75,7 +75,7 @@ def writing(directory: Path, *, new_id: str = "id") -> Iterator[Journal]:
         journal.close()
 
 
-def saved_in(directory: Path) -> Saved:
+def saved_in(directory: Path) -> SavedStore:
     journal = Journal(directory, new_id="another")
     try:
         return journal.load()
@@ -83,7 +83,7 @@ def saved_in(directory: Path) -> Saved:
         journal.close()
 
 
-def kept(directory: Path, *groups: list[ChangeSet]) -> Saved:
+def kept(directory: Path, *groups: list[ChangeSet]) -> SavedStore:
     """Write each group in a transaction of its own, read the journal again, and return its contents."""
     journal = Journal(directory, new_id="id")
     journal.load()
@@ -116,13 +116,13 @@ def granted(*leases: SavedLease) -> dict[str, Any]:
 
 def opened(session_id: bytes, number: int) -> ChangeSet:
     facts = ChangeSet()
-    facts.note_opened(session_id, number)
+    facts.note_session_opened(session_id, number)
     return facts
 
 
 def forgotten(session_id: bytes) -> ChangeSet:
     facts = ChangeSet()
-    facts.note_ended(session_id)
+    facts.note_session_ended(session_id)
     return facts
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, ClassVar
 
-from rdzv.testing.disk import COMMIT_SECONDS, Disk, NoFiles, SimulatedJournal
+from rdzv.testing.disk import COMMIT_SECONDS, Disk, NoJournalFiles, SimulatedJournal
 from rdzv.testing.links import EVERYTHING, Link, Pipe
 from rdzv.testing.machines import STORE, StoreMachine, World
 from rdzv.testing.network import MemoryNetwork
@@ -43,7 +43,7 @@ class FaultyPipe(Pipe):
             self._join_what_has_arrived()
         super()._deliver()
 
-    def _piece_of(self, item: memoryview) -> memoryview:
+    def _next_piece(self, item: memoryview) -> memoryview:
         return item[: self._network.draw_piece(len(item))]
 
     def _join_what_has_arrived(self) -> None:
@@ -102,15 +102,15 @@ class FaultyNetwork(MemoryNetwork):
         """
         for link in self.links(which):
             self._forgotten.add(link.name)
-            self._hold(link)
+            self._hold_if_partitioned(link)
 
-    def _hold(self, link: Link) -> None:
+    def _hold_if_partitioned(self, link: Link) -> None:
         ways = {self._ways[name] for name in link.names & self._partitioned}
         forgotten = link.name in self._forgotten
         link.hold(upward=forgotten or bool(ways - {Way.DOWNWARD}), downward=forgotten or bool(ways - {Way.UPWARD}))
 
 
-class FullReserve(NoFiles):
+class FullReserve(NoJournalFiles):
     """A stand-in for the reserved space of a disk that may be full."""
 
     has_room = True
@@ -168,12 +168,12 @@ class FaultyJournal(SimulatedJournal):
         """Write all pending facts at once; return False if the disk is stalled, which does not end within a limit."""
         return self._disk.now() >= self._disk.stalled_until and super().stop(within=within)
 
-    def _written(self) -> None:
+    def _finish_group(self) -> None:
         left = self._disk.stalled_until - self._disk.now()
         if left > 0:
-            self._timer = self._loop.call_later(left + COMMIT_SECONDS[0], self._written)
+            self._timer = self._loop.call_later(left + COMMIT_SECONDS[0], self._finish_group)
         else:
-            super()._written()
+            super()._finish_group()
 
     def _commit(self, group: list[ChangeSet]) -> None:
         if self._disk.fail_next:
@@ -202,13 +202,13 @@ class FaultyHost(Host):
         self._ready.extend(one for _, one in timers_of(self) if not isinstance(one, asyncio.TimerHandle))
         super().close_coroutines()
 
-    def _call(self, handle: asyncio.Handle) -> None:
+    def _run_handle(self, handle: asyncio.Handle) -> None:
         task = getattr(_callback_of(handle), "__self__", None)
         until = self._held_up.get(task, 0.0) if isinstance(task, asyncio.Task) and self._grave is None else 0.0
         if until > self._timeline.now:
             self._timeline.set_timer(until, self, handle)
         else:
-            super()._call(handle)
+            super()._run_handle(handle)
 
 
 class FaultyWorld(World):
@@ -259,7 +259,7 @@ class FaultyStore(StoreMachine):
             self.host.start(self._leave(self.server, self.host))
 
     async def _leave(self, server: Server, host: Host) -> None:
-        await server.leave()
+        await server.shut_down()
         if self.host is host:
             self._world.network_host.call_soon(self._end, host)
 

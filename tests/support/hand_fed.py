@@ -7,7 +7,7 @@ successor can take over from these alone.
 from typing import Any
 
 from rdzv import Closed
-from rdzv.core.decision import Complete, JoinClock, Joiner, KeepWaiting, Refused, Rules, Wait, follow, next_round
+from rdzv.core.decision import Commit, JoinClock, Joiner, KeepWaiting, Rules, RunClosed, Wait, next_act_of, next_round
 from rdzv.core.ranks import RankOrder, survivors_first
 from rdzv.core.round import Member, Round
 from rdzv.core.state import Coordinator, Head, NodeRecord, Progress
@@ -88,7 +88,7 @@ class HandFed:
 
     def feed(self, event: Event) -> None:
         """An event comes to the coordinator."""
-        self.view.fold(event, now=self.now, last_call_timeout=self.rules.last_call)
+        self.view.apply_node_event(event, now=self.now, last_call_timeout=self.rules.last_call)
 
     def play(self, story: str) -> None:
         """Several of these happen: "arrive a b, die a, leave b"."""
@@ -96,7 +96,7 @@ class HandFed:
             what, *names = step.split()
             getattr(self, what)(*names)
 
-    def decide(self) -> Wait | Complete:
+    def decide(self) -> Wait | Commit:
         """Return the decision: the next round can be completed now, or the condition it waits for."""
         closed = Closed(reason="") if self.closed else None
         return next_round(self.view, self.rules, Head(closed=closed), now=self.now)
@@ -109,12 +109,12 @@ class HandFed:
     def completes(self) -> list[str] | None:
         """Return the members of the round that completes now, by rank; None if none completes."""
         decision = self.decide()
-        return [record.node_id for record in decision.members] if isinstance(decision, Complete) else None
+        return [record.node_id for record in decision.members] if isinstance(decision, Commit) else None
 
     def commit(self) -> list[str]:
         """Let the round complete that can; its members by rank."""
         decision = self.decide()
-        assert isinstance(decision, Complete), f"nothing completes: {decision}"
+        assert isinstance(decision, Commit), f"nothing completes: {decision}"
         self.revision += 1
         self.round = Round(
             number=decision.number,
@@ -163,9 +163,9 @@ class HandFed:
         """Return the knowledge that a waiting node has of itself."""
         return Joiner(arrival=self.stored[name][0], **known)
 
-    def follow(self, name: str, **known: Any) -> KeepWaiting | Round | Refused:
-        """Return the result of `follow` for a waiting node."""
-        return follow(self.me(name, **known), self.head(), now=self.now)
+    def next_act_of(self, name: str, **known: Any) -> KeepWaiting | Round | RunClosed:
+        """Return the result of `next_act_of` for a waiting node."""
+        return next_act_of(self.me(name, **known), self.head(), now=self.now)
 
     def clock(self, timeout: float) -> JoinClock:
         """A node's join timeout, from now on."""

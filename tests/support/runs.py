@@ -21,11 +21,11 @@ from typing import Any, Self, TypeVar
 
 import store
 from rdzv import Change, RendezvousInfo
-from rdzv.backends.builtin import tcp_handler
+from rdzv.backends.builtin import handler_from_settings
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
-from rdzv.loop.member import Options
-from rdzv.loop.rounds import Round, rounds_made_by
+from rdzv.loop.member import LoopOptions
+from rdzv.loop.rounds import Round, iterate_rounds
 from rdzv.node.handler import Handler
 from rdzv.node.link.head_watcher import follow_head
 from rdzv.node.link.node_loop import NodeLoop
@@ -238,12 +238,12 @@ class VirtualRun:
 
 def rounds_of(handler: Handler, **options: Any) -> AsyncGenerator[Round, None]:
     """The rounds of a run over a handler; the options are those of `rdzv.rounds`."""
-    return rounds_made_by(Round, handler, Options(**options))
+    return iterate_rounds(Round, handler, LoopOptions(**options))
 
 
 async def connected(handler: Handler) -> StoreSession:
     """A handler's node, connected: its link to the store."""
-    return await handler.node.loop.start(handler.node.connect())
+    return await handler.node.loop.start(handler.node.open_link())
 
 
 class LastNote:
@@ -303,7 +303,7 @@ async def real_run(run_id: str = "job", **parameters: Any) -> AsyncIterator[Call
 
         def make(name: str, **own: Any) -> Handler:
             given = {"node_id": name, "is_host": False, **parameters, **own}
-            handler = tcp_handler(parse(f"{server.url}/{run_id}", given, {}))
+            handler = handler_from_settings(parse(f"{server.url}/{run_id}", given, {}))
             made.append(handler)
             return handler
 

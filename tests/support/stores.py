@@ -51,12 +51,12 @@ async def serve_in_memory(
     clock = asyncio.get_running_loop().time
     # In virtual time no turn is too long then, however busy the machine is.
     server = Server(engine, token=token, clock=clock, stopwatch=clock)
-    server.begin()
+    server.start()
     try:
         with contextlib.closing(network.listen(name, server.protocol)):
             yield server
     finally:
-        await server.leave()
+        await server.shut_down()
 
 
 def connect_in_memory(
@@ -117,7 +117,7 @@ class Peer(asyncio.Protocol):
         self.connection = ClientConnection(
             session_id=session_id or secrets.token_bytes(16), process=process, token=token, name="the store"
         )
-        self.connection.connected(nonce=secrets.token_bytes(16))
+        self.connection.start_connection(nonce=secrets.token_bytes(16))
         self.said: list[Said] = []
         self.problem: Exception | None = None
         self.transport: asyncio.Transport
@@ -148,7 +148,7 @@ class Peer(asyncio.Protocol):
 
     def ask(self, *requests: Request[Any]) -> list[int]:
         """Ask all of it in one write; gives the ids."""
-        items = [self.connection.ask(request, None) for request in requests]
+        items = [self.connection.register_request(request, None) for request in requests]
         self.transport.write(b"".join(map(self.connection.encode, items)))
         return [item.request_id for item in items]
 

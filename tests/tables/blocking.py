@@ -156,10 +156,10 @@ class Stage:
                 a.close()
 
     def _of_rounds(self, stack: contextlib.ExitStack, a: rdzv.sync.Handler) -> None:
-        from rdzv.loop.blocking import Round, rounds_made_by
-        from rdzv.loop.member import Options
+        from rdzv.loop.blocking import Round, iterate_rounds
+        from rdzv.loop.member import LoopOptions
 
-        given = rounds_made_by(Round, a, Options())
+        given = iterate_rounds(Round, a, LoopOptions())
         joining = threading.Thread(target=self.b.next_rendezvous)
         joining.start()
         self.it = next(given)

@@ -56,18 +56,18 @@ DOCUMENTED: dict[str, tuple[type[BaseException], ...]] = {
 """The errors that the documentation of each object names. A `UnicodeError` is a `ValueError`, and none of them."""
 
 NO_ACTS: dict[str, str] = {
-    "handler": "call start share check_usable node_here open_blocking_store connect",  # for drivers of rounds
+    "handler": "call start share check_usable usable_node open_blocking_store connect",  # for drivers of rounds
     "round": "begin check_was_left",  # of the loop
-    "shared": "blocking end_calls end_waits listening ignoring_losses reopened",  # of handlers and adapters
+    "shared": "blocking end_calls end_waits without_wait_reports ignoring_losses reopened",  # of handlers and adapters
     "changes": "",
     "info": "count index of",  # of tuples; and of the rooms that make it
     "client": (
-        "abandon ask send_ping is_pending limit_pauses call notify check_usable fail interrupt end_waits set_writable "
-        "on_connection received notify_connection time"
+        "abandon_request start_request send_ping is_pending cap_retry_pauses call send_and_forget check_usable fail "
+        "interrupt end_waits set_writable on_connection_change handle_bytes notify_connection_change time"
     ),  # of watches, leases, recipes and nodes
     "watch": "",
     "lease": "",
-    "kept": "note_cut keep release renew_now",  # of `KeptLeases`
+    "kept": "note_disconnect keep release renew_now",  # of `KeptLeases`
 }
 
 
@@ -139,7 +139,7 @@ def _rows() -> list[Call]:
     handler("history", lambda it, _: it.history())
     handler("ping", lambda it, _: it.ping())
     handler("changes", lambda it, _: it.changes())
-    handler("absence_of", lambda it, word: it.absence_of(word), **text)
+    handler("describe_absence", lambda it, word: it.describe_absence(word), **text)
     handler("draining", lambda it, _: it.draining())
 
     round = of("round")

@@ -97,14 +97,14 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
     for number in PASSED_OVER:
         if as_inherited[number] is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
-    child_ended = _open_child_signal()
+    child_ended = _open_sigchld_pipe()
     guard = os.getpid()
     # Block signals until the child has replaced the guard's handlers: these would drop signals for the child.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_OVER)
     group = os.fork()
     if group == 0:
         try:
-            _reset_process(guard=guard, files=files, as_inherited=as_inherited, mask=mask)
+            _prepare_child(guard=guard, files=files, as_inherited=as_inherited, mask=mask)
         except BaseException:  # noqa: BLE001  the callers' code must not run in a half-prepared child
             os._exit(CANNOT_EXECUTE)
         os.close(control)
@@ -115,13 +115,13 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
     signal.pthread_sigmask(signal.SIG_SETMASK, mask - {signal.SIGCHLD})  # a preloaded module may have blocked it
     with contextlib.suppress(OSError):  # the child may have made the group already
         os.setpgid(group, group)
-    status = _watch(group, control, child_ended)
+    status = _forward_signals(group, control, child_ended)
     if report is not None:
         os.write(report, status.to_bytes(4, sys.byteorder))
-    _exit_with_status(status)
+    _exit_like_child(status)
 
 
-def _reset_process(
+def _prepare_child(
     *, guard: int, files: int, as_inherited: Mapping[signal.Signals, object], mask: Iterable[int]
 ) -> None:
     os.setpgid(0, 0)
@@ -148,7 +148,7 @@ def _die_with_guard(guard: int) -> None:
         os._exit(CANNOT_EXECUTE)
 
 
-def _open_child_signal() -> int:
+def _open_sigchld_pipe() -> int:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
@@ -157,7 +157,7 @@ def _open_child_signal() -> int:
     return reading
 
 
-def _watch(group: int, control: int, child_ended: int) -> int:
+def _forward_signals(group: int, control: int, child_ended: int) -> int:
     """Pass signals on until the group has ended; return the wait status of the group's first process."""
     poll = select.poll()  # `select.select` accepts no file number above 1023
     poll.register(control, select.POLLIN)
@@ -171,19 +171,19 @@ def _watch(group: int, control: int, child_ended: int) -> int:
             else:
                 numbers = os.read(control, 4096) or bytes([signal.SIGKILL])
                 for number in numbers:
-                    _signal(group, number & ~IN_PASSING)
+                    _signal_group(group, number & ~IN_PASSING)
                     was_told = was_told or not number & IN_PASSING
                 if signal.SIGKILL in numbers:
                     return status if status is not None else os.waitpid(group, 0)[1]
         if status is None:
             pid, ended_as = os.waitpid(group, os.WNOHANG)
             status = ended_as if pid else None
-        if status is not None and not (was_told and _signal(group, 0)):
-            _signal(group, signal.SIGKILL)
+        if status is not None and not (was_told and _signal_group(group, 0)):
+            _signal_group(group, signal.SIGKILL)
             return status
 
 
-def _signal(group: int, number: int) -> bool:
+def _signal_group(group: int, number: int) -> bool:
     try:
         os.killpg(group, number)
     except OSError:  # the group has ended; or, on macOS, is not reaped yet
@@ -191,7 +191,7 @@ def _signal(group: int, number: int) -> bool:
     return True
 
 
-def _exit_with_status(status: int) -> NoReturn:
+def _exit_like_child(status: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # only one core dump

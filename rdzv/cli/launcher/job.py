@@ -48,27 +48,27 @@ class ExitAction(Enum):
     OVER = "over"
 
 
-def _modules(text: str) -> tuple[str, ...]:
+def _parse_modules(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if not all(part.isidentifier() for name in names for part in name.split(".")):
         raise argparse.ArgumentTypeError(f"{text[:80]!r} must be names of modules, separated by commas: torch,numpy")
     return names
 
 
-def _signal(text: str) -> signal.Signals:
+def _parse_drain_signal(text: str) -> signal.Signals:
     name = text.upper().removeprefix("SIG")
     if name not in DRAINS_ON:
         raise argparse.ArgumentTypeError(f"{text[:80]!r} must be one of {', '.join(DRAINS_ON)}")
     return signal.Signals[f"SIG{name}"]
 
 
-def _on_change(text: str) -> OnChange:
+def _parse_on_change(text: str) -> OnChange:
     if text not in (names := [each.value for each in OnChange]):
         raise argparse.ArgumentTypeError(f"{text[:80]!r} must be one of {', '.join(names)}")
     return OnChange(text)
 
 
-def _exit_codes(text: str) -> dict[ExitAction, int]:
+def _parse_exit_codes(text: str) -> dict[ExitAction, int]:
     try:
         parts = [each.partition("=") for each in text.split(",")]
         codes = {ExitAction(name): plain_number(status, int) for name, _, status in parts}
@@ -107,7 +107,7 @@ class Job:
     )
     preload: tuple[str, ...] = _option(
         "--preload MODULES",
-        _modules,
+        _parse_modules,
         "torch,numpy, say: import these once, and fork the processes of a Python command from there, so that a restart "
         "does not import them again",
         (),
@@ -132,14 +132,14 @@ class Job:
     )
     exit_codes: Mapping[ExitAction, int] | None = _option(
         "--exit-codes restart=N,replace=N,over=N",
-        _exit_codes,
+        _parse_exit_codes,
         "end with these statuses instead, by what is to be done with this node: start it again here (the store is out "
         "of reach, or no round came about), replace it (it leaves, is not taken in, or has failed once too often), or "
         "nothing (the run is over, though not well)",
     )
     drain_on: signal.Signals | None = _option(  # noqa: RUF009  makes a field
         "--drain-on SIGNAL",
-        _signal,
+        _parse_drain_signal,
         "TERM, say: announce on it that this node leaves, and leave in good order; a second one ends it at once",
     )
     drain_in: float = _option(
@@ -147,7 +147,7 @@ class Job:
     )
     on_change: OnChange = _option(  # noqa: RUF009  makes a field
         "--on-change term|usr1|checkpoint",
-        _on_change,
+        _parse_on_change,
         f"when nodes wait to join: end the processes at once (term); tell them by SIGUSR1, so that they end by "
         f"themselves (usr1); or wait until one has written the file {CHECKPOINT_FILE} (checkpoint); the last two for "
         f"as long as --grace",
@@ -178,7 +178,7 @@ class Job:
         return (self.exit_codes or {}).get(then, otherwise)
 
     @property
-    def takes_output(self) -> bool:
+    def forwards_output(self) -> bool:
         """True if the launcher passes on the processes' output."""
         return self.prefix or self.log_dir is not None
 
@@ -198,7 +198,7 @@ class Ranks(NamedTuple):
     world_size: int
 
 
-def ranks_of(rank: int, participants: Sequence[Participant], nproc: int) -> Ranks:
+def process_ranks(rank: int, participants: Sequence[Participant], nproc: int) -> Ranks:
     """Return the ranks of the processes of the node with this rank; `participants` are by rank."""
     counts = [_process_count_of(participant) for participant in participants]
     assert counts[rank] == nproc, "a node reads of itself what it has written"

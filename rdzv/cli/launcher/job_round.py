@@ -19,10 +19,10 @@ import anyio
 import anyio.to_thread
 
 from rdzv import Change, Draining, Ending, GiveUp, NodesWaiting, Resized, RoundSupersededError, StoreEnding
-from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, SIGNALLED, OnChange, environment_of, ranks_of
+from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, SIGNALLED, OnChange, environment_of, process_ranks
 from rdzv.cli.launcher.processes import Process
 from rdzv.loop import MOVES, EndKind, Outcome, leaving_in_words
-from rdzv.loop.process_files import BEAT_DIR, exception_in, forget_beats, read_beats_now, start_to_follow
+from rdzv.loop.process_files import BEAT_DIR, delete_old_steps, exception_from_file, read_steps_now, start_reading_steps
 from rdzv.loop.round_monitor import RoundMonitor
 from store.printable import printable
 
@@ -85,7 +85,7 @@ class JobRound:
         self._handler = handler
         self._info = info
         self._restarts = restarts
-        self._checkpoint_before = self._checkpoint()
+        self._checkpoint_before = self._checkpoint_time()
         self._membership = membership
         self._processes: list[Process] = []
         self._running = 0
@@ -100,7 +100,7 @@ class JobRound:
         """Run the command until the round ends; return the outcome, or the passed-on signal that ended a process."""
         info, job = self._info, self._job
         try:
-            place = ranks_of(info.rank, await info.participants(), job.nproc)
+            place = process_ranks(info.rank, await info.participants(), job.nproc)
         except RoundSupersededError as error:
             self.monitor.end(Ending(kind=EndKind.DROPPED, reason="the round is over before it began"))
             return await self.monitor.end_work(error, in_node=self._handler.call, release=self._ask_all_to_end)
@@ -109,7 +109,7 @@ class JobRound:
             *(info.run_id, info.round, place.first_rank, place.first_rank + job.nproc - 1, place.world_size),
             *info.bootstrap_address,
         )
-        forget_beats(self._workplace.beats)
+        delete_old_steps(self._workplace.beats)
         serve = self._workplace.serve_workers
         with contextlib.ExitStack() as serving:
             if serve is not None and info.rank == 0:
@@ -118,18 +118,18 @@ class JobRound:
                     self.monitor.end(Ending(kind=EndKind.DROPPED, reason="the port that was promised is taken"))
                     return Outcome.MEET_AGAIN
                 serving.callback(store.close)
-            return await self._run_at(place)
+            return await self._run_processes(place)
 
-    async def _run_at(self, place: Ranks) -> Outcome | signal.Signals:
-        await self._start(place)
-        start_to_follow(self._handler, self._workplace.beats)
+    async def _run_processes(self, place: Ranks) -> Outcome | signal.Signals:
+        await self._start_processes(place)
+        start_reading_steps(self._handler, self._workplace.beats)
         async with self._handler.changes() as changes, anyio.create_task_group() as listening:
             listening.start_soon(self._watch_changes, changes)
-            listening.start_soon(self._handler.call, self.monitor.listen())
+            listening.start_soon(self._handler.call, self.monitor.wait_for_end())
             for process in self._processes:
                 listening.start_soon(self._on_process_end, process)
             self.monitor.start()
-            failure = await self._end()
+            failure = await self._wait_for_end()
             outcome: Outcome | signal.Signals
             if isinstance(failure, signal.Signals):
                 outcome = failure
@@ -139,7 +139,7 @@ class JobRound:
         self.achieved = self._has_progressed()
         return outcome
 
-    async def _start(self, place: Ranks) -> None:
+    async def _start_processes(self, place: Ranks) -> None:
         preloaded = self._workplace.preloaded
         if preloaded is not None and not await preloaded.is_ready():
             preloaded = None
@@ -175,9 +175,9 @@ class JobRound:
         await process.wait()
         self._heard.put_nowait(process)
 
-    async def _end(self) -> signal.Signals | GiveUp | str | None:
+    async def _wait_for_end(self) -> signal.Signals | GiveUp | str | None:
         wait: CheckpointWait | None = None
-        while wait is None or not self._is_over(wait):
+        while wait is None or not self._is_wait_over(wait):
             heard: Wished | Process | Ending | None = None
             with anyio.move_on_after(None if wait is None else LOOK_AGAIN):  # a timeout takes no item from the queue
                 heard = await self._heard.get()
@@ -189,13 +189,13 @@ class JobRound:
                 case Process() if wait is not None and self._reports_own_end:
                     self._running -= 1  # the process was asked to end, so its status does not matter
                 case Process() if heard.status:
-                    return self._ended_by_signal(heard) or self._failure_of(heard)
+                    return self._forwarded_signal_of(heard) or self._failure_of(heard)
                 case Process():
                     self._running -= 1
                     if self._running == 0:
                         return None
                 case _ if self._job.on_change is not OnChange.TERM:
-                    wait = await self._wait(heard, wait)
+                    wait = await self._begin_wait(heard, wait)
                 case _ if (why := self._rejoin_reason(heard)) is not None:
                     wait = CheckpointWait(wished=heard, why=why, until=-math.inf, checkpoint=-1)
         if not self._reports_own_end:
@@ -211,7 +211,7 @@ class JobRound:
     def _reports_own_end(self) -> bool:
         return self._job.on_change is OnChange.USR1
 
-    async def _wait(self, wished: Wished, wait: CheckpointWait | None) -> CheckpointWait | None:
+    async def _begin_wait(self, wished: Wished, wait: CheckpointWait | None) -> CheckpointWait | None:
         """Begin or continue a wait for a checkpoint; a drain limits the wait to the time that the drain has left."""
         why = self._rejoin_reason(wished)
         if why is None:
@@ -222,15 +222,15 @@ class JobRound:
         if wait is not None:
             return replace(wait, until=min(until, wait.until))
         log.info("%s, for a checkpoint of the job, at most %g s", printable(why), within)
-        wait = CheckpointWait(wished=wished, why=why, until=until, checkpoint=self._checkpoint())
+        wait = CheckpointWait(wished=wished, why=why, until=until, checkpoint=self._checkpoint_time())
         if self._reports_own_end:
             await self.report_end()
             for process in self._processes:
-                process.send(signal.SIGUSR1)
+                process.send_signal(signal.SIGUSR1)
         return wait
 
-    def _is_over(self, wait: CheckpointWait) -> bool:
-        return not self._running or anyio.current_time() >= wait.until or self._checkpoint() != wait.checkpoint
+    def _is_wait_over(self, wait: CheckpointWait) -> bool:
+        return not self._running or anyio.current_time() >= wait.until or self._checkpoint_time() != wait.checkpoint
 
     def _rejoin_reason(self, change: Wished) -> str | None:
         match change:
@@ -244,7 +244,7 @@ class JobRound:
             case StoreEnding():
                 return MOVES
 
-    def _ended_by_signal(self, process: Process) -> signal.Signals | None:
+    def _forwarded_signal_of(self, process: Process) -> signal.Signals | None:
         """Return the passed-on signal that ended a process, if any; shells exit with 128 plus the signal."""
         for number in self._passed_on:
             if process.status in (-number, SIGNALLED + number):
@@ -253,8 +253,8 @@ class JobRound:
 
     def _failure_of(self, process: Process) -> GiveUp | str:
         assert process.status is not None
-        raised = exception_in(self._error_file(self._processes.index(process)))
-        how = f"rank {process.rank} {describe(process.status)}{f': {raised}' if raised else ''}"
+        raised = exception_from_file(self._error_file(self._processes.index(process)))
+        how = f"rank {process.rank} {describe_status(process.status)}{f': {raised}' if raised else ''}"
         how = self._workplace.with_remedy(how)
         self.failed = how, process.status
         if process.status == self._job.give_up_status:
@@ -265,12 +265,12 @@ class JobRound:
         self.ask_to_end(signal.SIGTERM)
 
     def _has_progressed(self) -> bool:
-        if self._checkpoint() != self._checkpoint_before:
+        if self._checkpoint_time() != self._checkpoint_before:
             return True
-        read_beats_now(self._membership, self._workplace.beats)  # reads the last steps that the processes have reported
-        return not self._membership.beats.first
+        read_steps_now(self._membership, self._workplace.beats)  # reads the last steps that the processes have reported
+        return not self._membership.beats.is_first_step
 
-    def _checkpoint(self) -> int:
+    def _checkpoint_time(self) -> int:
         try:
             return os.stat(self._workplace.checkpoint_file).st_mtime_ns
         except OSError:
@@ -293,30 +293,30 @@ class JobRound:
         for process in self._processes:
             process.ask_to_end(number)
 
-    async def stacks(self) -> str:
+    async def dump_stacks(self) -> str:
         """Return the Python stacks of the running processes."""
         if self._workplace.stacks is None:
             return "they are not to be had: this launcher runs with --no-stacks"
         return await self._workplace.stacks.dump(process.rank for process in self._running_processes())
 
-    async def stop(self, number: int) -> None:
+    async def stop_processes(self, number: int) -> None:
         """Send the processes this signal, kill those that have not ended after `--grace`, and pass on their output."""
         self.ask_to_end(number)
         await self._wait_for_processes(self._job.grace)
         if self._running_processes():
             log.warning(
                 "run %s, round %d: told to end, and not done after --grace %g s; to be killed with these stacks:\n%s",
-                *(self._info.run_id, self._info.round, self._job.grace, await self.stacks()),
+                *(self._info.run_id, self._info.round, self._job.grace, await self.dump_stacks()),
             )
         for process in self._processes:
-            process.send(signal.SIGKILL)
+            process.send_signal(signal.SIGKILL)
         await self._wait_for_processes(KILL_WITHIN)
         if self._running_processes():
             log.error("a process does not end although it was killed; a driver or a file system may hang")
         for process in self._processes:
-            await process.release()
+            await process.finish_output()
         if self._workplace.stacks is not None:
-            self._workplace.stacks.forget_ended()
+            self._workplace.stacks.remove_ended_files()
 
     async def _wait_for_processes(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):
@@ -324,7 +324,7 @@ class JobRound:
                 await process.wait()
 
 
-def describe(status: int) -> str:
+def describe_status(status: int) -> str:
     """Describe a process's exit status in words."""
     if status >= 0:
         return f"exited with status {status}"

@@ -33,9 +33,9 @@ from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.config.settings import parse
 from rdzv.display.standard_error import say_error
 from rdzv.loop import KILL, STACKS, EndKind, Outcome, RunTally, cancel_and_wait
-from rdzv.loop.own_folder import own_folder
+from rdzv.loop.own_folder import folder_for_block
 from rdzv.loop.rounds import handler_of
-from store.printable import escaping, printable, without_durations
+from store.printable import escape_arguments, printable, without_durations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rdzv import Handler, RendezvousInfo
     from rdzv.cli.launcher.job import Job
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 SAID_AGAIN_AFTER: Final = 30.0  # seconds until an unchanged reason is printed again
 EXPLAINED_AFTER: Final = 2.0  # seconds until the reason of a wait is printed, and between checks of the reason
@@ -74,7 +74,7 @@ async def run(job: Job) -> int:
         raise RendezvousSettingsError(
             f"the limit of open files is {most}, and --nproc {job.nproc} needs {needed}; raise ulimit -n"
         )
-    with own_folder("rdzv-run-") as folder:
+    with folder_for_block("rdzv-run-") as folder:
         return await _Launcher(job, folder).run()
 
 
@@ -101,7 +101,7 @@ class _Launcher:
         status: int | None = None
         with anyio.CancelScope() as everything:
             self._scope = everything
-            async with preloading(self._job) as self._workplace.preloaded, self._handler() as handler:
+            async with preloading(self._job) as self._workplace.preloaded, self._make_handler() as handler:
                 self._connected = handler
                 with anyio.CancelScope() as taking_part:
                     self._scope = taking_part
@@ -115,7 +115,7 @@ class _Launcher:
             return SIGNALLED + self._signal
         return status
 
-    def _handler(self) -> Handler:
+    def _make_handler(self) -> Handler:
         chosen = parse(self._job.url, {}, os.environ)
         _ = chosen.needed  # raises, before anything starts, if the URL has no `min_nodes`
         mine = str(self._job.nproc)
@@ -131,20 +131,20 @@ class _Launcher:
             except ImportError as error:
                 raise RendezvousSettingsError(f"agent_store is set, and {error}") from None
             self._workplace.serve_workers = partial(serving.serve_workers, ports=chosen.master_port, taken=set())
-            self._workplace.with_remedy = serving.with_remedy
+            self._workplace.with_remedy = serving.add_port_remedy
         attributes = {**chosen.attributes, NPROC: mine}
         check = chosen.bootstrap_check is not False
         return handler_of(self._job.url, {"attributes": attributes, "bootstrap_check": check})
 
     def _handle_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            handle_signal(number, self._asked_to_stop, number)
+            handle_signal(number, self._on_stop_signal, number)
         for number in PASSED_ON:
             handle_signal(number, self._forward_signal, number)
         if self._job.drain_on is not None:
-            handle_signal(self._job.drain_on, self._asked_to_drain, self._job.drain_on)
+            handle_signal(self._job.drain_on, self._on_drain_signal, self._job.drain_on)
 
-    def _asked_to_stop(self, number: signal.Signals) -> None:
+    def _on_stop_signal(self, number: signal.Signals) -> None:
         """Stop the processes and leave; at a second request exit at once: the guards kill the processes."""
         is_new = self._wish.accept(number)
         if self._signal is not None and is_new:
@@ -153,9 +153,9 @@ class _Launcher:
             return
         if self._round is not None and not is_new:  # a SIGHUP or SIGQUIT was passed on in the last second
             self._round.ask_to_end(NO_SIGNAL)
-        self._leave(number)
+        self._stop_and_say_so(number)
 
-    def _leave(self, number: signal.Signals) -> None:
+    def _stop_and_say_so(self, number: signal.Signals) -> None:
         self._stop(number)
         say_error(f"rdzv run: {number.name}: leaving, within --grace {self._job.grace:g} s; {AGAIN}")
 
@@ -165,16 +165,16 @@ class _Launcher:
             self._connected.leaves_because(f"its launcher was told to stop by {number.name}")
         self._scope.cancel()
 
-    def _asked_to_drain(self, number: signal.Signals) -> None:
+    def _on_drain_signal(self, number: signal.Signals) -> None:
         """Announce that this node is to leave its round; without a round, or at a second request, leave at once."""
         if self._round is None or self._drains.is_set() or self._signal is not None:
-            self._asked_to_stop(number)
+            self._on_stop_signal(number)
         else:
             if not self._wish.accept(number):
                 self._round.ask_to_end(NO_SIGNAL)
             self._drains.set()
 
-    async def _drain(self, handler: Handler) -> None:
+    async def _drain_when_asked(self, handler: Handler) -> None:
         await self._drains.wait()
         number = self._job.drain_on
         assert number is not None, "nobody else asks for it"
@@ -188,7 +188,7 @@ class _Launcher:
     def _forward_signal(self, number: signal.Signals) -> None:
         """Pass a signal on to the processes; before SIGHUP and SIGQUIT, wait `PAIR_WITHIN` for a SIGTERM."""
         if number in ENDING and self._signal is not None:
-            self._asked_to_stop(number)
+            self._on_stop_signal(number)
         elif number in ENDING:  # wait for SIGTERM: of two signals, the system delivers the lower number first
             asyncio.get_running_loop().call_later(PAIR_WITHIN, self._forward_signal_now, number)
         else:
@@ -200,7 +200,7 @@ class _Launcher:
         if self._round is not None and self._round.forward_signal(number):
             log.info("%s was passed on", number.name)
         elif number in ENDING:  # no process runs, so the signal is for this launcher
-            self._leave(number)
+            self._stop_and_say_so(number)
         else:
             log.warning("%s came while no process was running: nothing was passed on", number.name)
 
@@ -210,8 +210,8 @@ class _Launcher:
             if not handler.hosts_store and (host := await handler.store_host()):
                 level = logging.INFO if host.startswith(f"run {handler.run_id}, ") else logging.WARNING
                 log.log(level, "run %s: %s serves the store", handler.run_id, host)
-        answering = asyncio.create_task(self._answer(handler), name="answer what operators ask")
-        draining = asyncio.create_task(self._drain(handler), name="announce that this node leaves")
+        answering = asyncio.create_task(self._answer_questions(handler), name="answer what operators ask")
+        draining = asyncio.create_task(self._drain_when_asked(handler), name="announce that this node leaves")
         reaping = asyncio.create_task(_reap_orphans(), name="reap orphans, as process 1")
         try:
             return await self._run_rounds(handler)
@@ -223,10 +223,10 @@ class _Launcher:
                     if history.chapters:
                         say_error(f"rdzv run: {printable(str(cost))}")
 
-    async def _answer(self, handler: Handler) -> None:
+    async def _answer_questions(self, handler: Handler) -> None:
         async with contextlib.aclosing(handler.questions()) as questions:
             async for name, question in questions:
-                text = await self._answer_to(question.what)
+                text = await self._find_answer(question.what)
                 if text is not None:
                     with contextlib.suppress(RendezvousError):  # the operator's command then reports a timeout
                         await handler.answer(name, text)
@@ -234,11 +234,11 @@ class _Launcher:
                     log.warning("killed by rdzv chaos")
                     os.kill(os.getpid(), signal.SIGKILL)
 
-    async def _answer_to(self, asked: str) -> str | None:
+    async def _find_answer(self, asked: str) -> str | None:
         if asked == STACKS:
             if not self._job.remote_stacks:
                 return "refused: this launcher runs with --no-remote-stacks"
-            return "no process runs: it waits for a round" if self._round is None else await self._round.stacks()
+            return "no process runs: it waits for a round" if self._round is None else await self._round.dump_stacks()
         if asked == KILL:
             return "killed" if self._job.allow_chaos else "refused: this launcher was not started with --allow-chaos"
         return None
@@ -289,7 +289,7 @@ class _Launcher:
                 if not isinstance(outcome, Outcome):
                     # A signal or a defect in this launcher has ended the round: no other node must be blamed.
                     await current.report_end()
-                await current.stop(self._signal or signal.SIGTERM)
+                await current.stop_processes(self._signal or signal.SIGTERM)
                 self._round = None
         assert isinstance(outcome, Outcome)
         return current, outcome

@@ -92,13 +92,13 @@ class WarmWorker:
         self.pid: Final = pid  # of the guard
         self._report = report
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().add_reader(report, self._read)
+        asyncio.get_running_loop().add_reader(report, self._read_exit_status)
 
     async def wait(self) -> int:
         """Wait until the worker has ended; return its exit status, or minus the signal that ended it."""
         return await asyncio.shield(self._ended)
 
-    def _read(self) -> None:
+    def _read_exit_status(self) -> None:
         written = os.read(self._report, 4)
         asyncio.get_running_loop().remove_reader(self._report)
         os.close(self._report)
@@ -166,7 +166,7 @@ class PreloadServer:
                 saying.cancel()
             self._is_ready = said == preload_server.READY
             if not self._is_ready:
-                _say_why_not(self._modules, said.decode(errors="replace").strip())
+                _warn_no_preload(self._modules, said.decode(errors="replace").strip())
         return self._is_ready
 
     async def start_worker(
@@ -192,7 +192,7 @@ class PreloadServer:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)  # `Process.kill` may reap the process: asyncio then warns
         self._is_ready = False
-        _say_why_not(self._modules, "the process that has imported them was ended, or forks none")
+        _warn_no_preload(self._modules, "the process that has imported them was ended, or forks none")
         return None
 
 
@@ -201,14 +201,14 @@ async def preloading(job: Job) -> AsyncIterator[PreloadServer | None]:
     """Yield the preload server of a job; yield None without `--preload`, or if the command cannot be forked."""
     command = python_command(job.command) if job.preload else None
     if isinstance(command, PythonCommand):
-        starting = PreloadServer.start(command, job.preload, standby=job.standby, unbuffered=job.takes_output)
+        starting = PreloadServer.start(command, job.preload, standby=job.standby, unbuffered=job.forwards_output)
         async with starting as server:
             yield server
         return
     if command is not None:
-        _say_why_not(job.preload, command)
+        _warn_no_preload(job.preload, command)
     yield None
 
 
-def _say_why_not(modules: Sequence[str], why: str) -> None:
+def _warn_no_preload(modules: Sequence[str], why: str) -> None:
     log.warning("--preload %s has no effect, the command starts as ever: %s", ",".join(modules), why)

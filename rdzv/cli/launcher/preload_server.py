@@ -47,13 +47,13 @@ REQUEST_BYTES_MAX = 16 * 1024 * 1024  # above Linux's limit for environment and 
 
 def serve(requests: socket.socket, folder: str, modules: list[str], standby: int, signals: str) -> Prepare:
     """Import modules and fork a worker per request; return only in workers, with a function that prepares the code."""
-    guard, startup = _load("guard"), _load("worker_startup")
+    guard, startup = _load_beside("guard"), _load_beside("worker_startup")
     guard.close_inherited_files(requests.fileno())
     guard.restore_signals(signals)
     here = ""  # empty if the working folder was deleted
     with contextlib.suppress(OSError):
         here = os.getcwd()  # read now: a module may change the working folder
-    _search_first(folder)
+    _put_first_in_path(folder)
     for name in modules:
         importlib.import_module(name)
     problem = _why_no_fork()
@@ -69,10 +69,10 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
             if os.fork() == 0:
                 for other in (requests, ours, *waiting):
                     other.close()
-                return _worker(guard, startup, here, *_receive(theirs))
+                return _worker(guard, startup, here, *_receive_request(theirs))
             theirs.close()
             waiting.append(ours)
-        request, files = _receive(requests)
+        request, files = _receive_request(requests)
         if waiting:
             with waiting.pop(0) as first:
                 socket.send_fds(first, [len(request).to_bytes(4, sys.byteorder)], files)
@@ -110,17 +110,17 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
     renew_native_id = getattr(threading.main_thread(), "_set_native_id", None)  # a fork keeps the parent's native id
     if renew_native_id is not None:
         renew_native_id()
-    return partial(_module if wanted["module"] else _script, here)
+    return partial(_prepare_module if wanted["module"] else _prepare_script, here)
 
 
-def _search_first(folder: str) -> None:
+def _put_first_in_path(folder: str) -> None:
     if not sys.flags.safe_path:
         sys.path[0] = folder
 
 
-def _script(here: str) -> Callable[[], object]:
+def _prepare_script(here: str) -> Callable[[], object]:
     path = os.path.join(here, sys.argv[0])
-    _search_first(os.path.dirname(os.path.realpath(path)))
+    _put_first_in_path(os.path.dirname(os.path.realpath(path)))
     source = Path(path).read_bytes()
     main = _make_main_module()
     main.__file__ = path
@@ -129,10 +129,10 @@ def _script(here: str) -> Callable[[], object]:
     return partial(exec, compile(source, path, "exec", dont_inherit=True), main.__dict__)  # the user's command
 
 
-def _module(here: str) -> Callable[[], object]:
+def _prepare_module(here: str) -> Callable[[], object]:
     import runpy
 
-    _search_first(here)
+    _put_first_in_path(here)
     _make_main_module()
     run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # the interpreter's code for -m
     return partial(run, sys.argv[0])
@@ -157,15 +157,15 @@ def _why_no_fork() -> str | None:
     return None
 
 
-def _receive(requests: socket.socket) -> tuple[bytes, list[int]]:
+def _receive_request(requests: socket.socket) -> tuple[bytes, list[int]]:
     first, files, _, _ = socket.recv_fds(requests, 4, FILES)
     if not first:
         os._exit(0)
-    first += _exactly(requests, 4 - len(first))
-    return _exactly(requests, min(int.from_bytes(first, sys.byteorder), REQUEST_BYTES_MAX)), files
+    first += _receive_exactly(requests, 4 - len(first))
+    return _receive_exactly(requests, min(int.from_bytes(first, sys.byteorder), REQUEST_BYTES_MAX)), files
 
 
-def _exactly(requests: socket.socket, count: int) -> bytes:
+def _receive_exactly(requests: socket.socket, count: int) -> bytes:
     received = bytearray()
     while len(received) < count:
         chunk = requests.recv(count - len(received))
@@ -175,7 +175,7 @@ def _exactly(requests: socket.socket, count: int) -> bytes:
     return bytes(received)
 
 
-def _load(name: str) -> types.ModuleType:
+def _load_beside(name: str) -> types.ModuleType:
     """Load a module from the folder of this file, as `import rdzv` may fail in this process."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
@@ -185,15 +185,15 @@ def _load(name: str) -> types.ModuleType:
     return module
 
 
-def _hide_frames() -> None:
+def _hide_own_frames() -> None:
     shown = sys.excepthook
 
-    def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    def show_error(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         shown(kind, error.with_traceback(trace), trace)
 
-    sys.excepthook = show
+    sys.excepthook = show_error
 
 
 def _main(requests: str, folder: str, modules: str, standby: str, signals: str) -> Prepare:
@@ -206,5 +206,5 @@ if __name__ == "__main__":
     try:
         _prepare()()  # called here, so that a worker's stack has only one frame of this file
     except BaseException:
-        _hide_frames()
+        _hide_own_frames()
         raise

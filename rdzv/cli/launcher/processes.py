@@ -43,7 +43,7 @@ class Process:
     rank: int
     _guarded: asyncio.subprocess.Process | WarmWorker
     _control: int | None
-    _output: list[_Output]
+    _output: list[_Relay]
     _asked: bool = False  # True after `ask_to_end`
 
     @classmethod
@@ -53,13 +53,13 @@ class Process:
         """Start a process with these environment variables; fork it from `preloaded` if given."""
         rank = int(environment["RANK"])
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-            control, told = _pipe(theirs, ours)
+            control, told = _open_pipe(theirs, ours)
             output: list[tuple[int, int]] = []  # pairs of a pipe to read from and a stream to write to
             streams: dict[int, int] = {}
             into = _open_log(job.log_dir, environment) if job.log_dir is not None else None
-            if job.takes_output:
+            if job.forwards_output:
                 for target in (1, 2):
-                    source, streams[target] = _pipe(ours, theirs)
+                    source, streams[target] = _open_pipe(ours, theirs)
                     output.append((source, target))
                 environment = {"PYTHONUNBUFFERED": "1", **environment}  # a SIGKILL would lose buffered lines
             # Several processes, each with a thread per core, would compete for the cores; torchrun sets this, too.
@@ -88,7 +88,7 @@ class Process:
                 guard.STARTED.add(guarded.pid)
             ours.pop_all()
             label = f"[{rank}] ".encode() if job.prefix else b""
-            return cls(rank, guarded, told, [_Output(source, target, label, into) for source, target in output])
+            return cls(rank, guarded, told, [_Relay(source, target, label, into) for source, target in output])
 
     @property
     def status(self) -> int | None:
@@ -104,20 +104,20 @@ class Process:
         """Ask the process's group once to end, by this signal: some programs abort at a second one."""
         if not self._asked:
             self._asked = True
-            self.send(number)
+            self.send_signal(number)
 
     def forward_signal(self, number: int) -> None:
         """Send the process's group a signal that is not meant to end the group."""
-        self.send(number | guard.IN_PASSING)
+        self.send_signal(number | guard.IN_PASSING)
 
-    def send(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send the process's group a signal, which does not count for `ask_to_end`."""
         if self._control is not None and self.status is None:
             with contextlib.suppress(BrokenPipeError, ProcessLookupError):
                 os.write(self._control, bytes([number]))
                 os.kill(self._guarded.pid, signal.SIGCONT)  # the guard may be stopped
 
-    async def release(self) -> None:
+    async def finish_output(self) -> None:
         """Pass on the rest of the process's output, and close its files."""
         control, self._control = self._control, None
         if control is None:
@@ -152,21 +152,21 @@ def _open_log(folder: str, environment: Mapping[str, str]) -> Path | None:
     return path
 
 
-def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
+def _open_pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
     reading, writing = os.pipe()
     reader.callback(os.close, reading)
     writer.callback(os.close, writing)
     return reading, writing
 
 
-class _Output(threading.Thread):
+class _Relay(threading.Thread):
     """Passes on one output stream of a process, with a label before each line, in a thread, as a terminal may block.
 
     The thread is no daemon: all output is passed on before this process ends.
     """
 
     _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # a lock per stream, lest processes' lines mix
-    _unfinished: ClassVar[dict[int, _Output | None]] = {1: None, 2: None}  # by stream: the writer of an unfinished line
+    _unfinished: ClassVar[dict[int, _Relay | None]] = {1: None, 2: None}  # by stream: the writer of an unfinished line
 
     def __init__(self, source: int, target: int, label: bytes, log: Path | None = None) -> None:
         super().__init__(name=f"output {label.decode()}")
@@ -185,14 +185,14 @@ class _Output(threading.Thread):
     def run(self) -> None:
         try:
             with contextlib.suppress(BrokenPipeError):  # the reader of the output has closed it
-                self._forward()
+                self._forward_lines()
         finally:
             os.close(self._from)
             os.close(self._finish_reading)
             if self._log is not None:
                 self._log.close()
 
-    def _forward(self) -> None:
+    def _forward_lines(self) -> None:
         poll = select.poll()
         poll.register(self._from, select.POLLIN)
         poll.register(self._finish_reading, select.POLLIN)
@@ -200,7 +200,7 @@ class _Output(threading.Thread):
         while True:
             ready = {file for file, _ in poll.poll(PROMPT_AFTER if rest and shows_prompts else None)}
             if not ready:  # after a pause: the incomplete line may be a prompt
-                self._write(self._label + rest, unfinished=True)
+                self._write_output(self._label + rest, unfinished=True)
                 rest = b""
                 continue
             if self._from not in ready:
@@ -212,15 +212,15 @@ class _Output(threading.Thread):
                 self._write_or_drop(self._log.fileno(), chunk, f"--log-dir: {self._log.name}")
             if self._unfinished[self._to] is self:  # this thread's incomplete line was written last
                 end = chunk.find(b"\n") + 1 or len(chunk)
-                self._write(chunk[:end], unfinished=not chunk[:end].endswith(b"\n"))
+                self._write_output(chunk[:end], unfinished=not chunk[:end].endswith(b"\n"))
                 chunk = chunk[end:]
             labelled, rest = label_lines(rest + chunk, self._label)
             if labelled:
-                self._write(labelled)
+                self._write_output(labelled)
         if rest:
-            self._write(self._label + rest + b"\n")
+            self._write_output(self._label + rest + b"\n")
 
-    def _write(self, data: bytes, *, unfinished: bool = False) -> None:
+    def _write_output(self, data: bytes, *, unfinished: bool = False) -> None:
         with self._locks[self._to]:
             if self._unfinished[self._to] not in (None, self):
                 data = b"\n" + data

@@ -27,7 +27,7 @@ def is_slurm_word(word: str) -> bool:
     return word.partition("?")[0] == SCHEME
 
 
-def url_of(word: str, environment: Mapping[str, str]) -> str:
+def slurm_url(word: str, environment: Mapping[str, str]) -> str:
     """Return the URL of a step's run; `word` is `slurm`, perhaps with parameters after a question mark.
 
     Raises:
@@ -46,7 +46,7 @@ def url_of(word: str, environment: Mapping[str, str]) -> str:
             f"SLURM_STEP_TASKS_PER_NODE is {tasks[:40]}; a node takes one launcher: srun --ntasks-per-node=1, and "
             f"--nproc says how many processes it starts"
         )
-    nodes = list(expand_nodes(names))
+    nodes = list(expand_node_list(names))
     size = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_JOB_NUM_NODES") or str(len(nodes))
     parameters = {"min_nodes": size, "max_nodes": size}
     if len(nodes) <= EXPECTED_MOST:
@@ -85,7 +85,7 @@ def _refuse_an_open_store(url: str, environment: Mapping[str, str]) -> None:
         )
 
 
-def process_count(environment: Mapping[str, str]) -> int:
+def default_process_count(environment: Mapping[str, str]) -> int:
     """Return the default number of processes per node: the number of GPUs that Slurm names, at least one."""
     gpus = environment.get("SLURM_GPUS_ON_NODE", "")
     return max(int(gpus), 1) if gpus.isdecimal() else 1
@@ -102,7 +102,7 @@ def _nearest_switch(environment: Mapping[str, str]) -> str:
 _PIECE = re.compile(r"([^,\[]*)(?:\[([0-9,-]+)\])?([^,\[]*)(?:,|$)")
 
 
-def expand_nodes(names: str) -> Iterator[str]:
+def expand_node_list(names: str) -> Iterator[str]:
     """Yield the nodes of a list of Slurm's: `gpu[001-003,7],login` is gpu001, gpu002, gpu003, gpu7 and login."""
     count = position = 0
     while position < len(names):

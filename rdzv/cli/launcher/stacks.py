@@ -52,7 +52,7 @@ class WorkerStacks:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # the process has ended, or changed its user
                 os.kill(pid, worker_startup.SIGNAL)
         await self._wait_for_dumps(asked)
-        told = [_describe(path, pid) for path, pid in asked.items()]
+        told = [_describe_process(path, pid) for path, pid in asked.items()]
         answering = {path.name.partition(".")[0] for path in asked}
         silent = [str(rank) for rank in ranks if str(rank) not in answering]
         if silent:
@@ -68,7 +68,7 @@ class WorkerStacks:
         grown_at = anyio.current_time()
         with anyio.move_on_after(ANSWER_WITHIN):
             while True:
-                before, sizes = sizes, {path: _size(path) for path in files}
+                before, sizes = sizes, {path: _file_size(path) for path in files}
                 now = anyio.current_time()
                 if sizes != before:
                     grown_at = now
@@ -76,7 +76,7 @@ class WorkerStacks:
                     return
                 await anyio.sleep(LOOK_EVERY)
 
-    def forget_ended(self) -> None:
+    def remove_ended_files(self) -> None:
         """Remove the files of ended processes; call this between rounds: a new file is not locked at once."""
         for path in list(self._dumps.glob("*")):
             with contextlib.suppress(OSError):
@@ -106,23 +106,23 @@ def _lock_holder(path: Path) -> int | None:
     return None if found[kind_at] == fcntl.F_UNLCK else found[pid_at] or None
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
         return -1  # the process has ended
 
 
-def _describe(path: Path, pid: int) -> str:
+def _describe_process(path: Path, pid: int) -> str:
     text = ""
     with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
         text = file.read(TEXT_OF_ONE_MOST)
     rank = path.name.partition(".")[0]
     what = f"{'process' if rank == 'none' else f'rank {rank}, process'} {pid}"
-    return f"{what}:\n{text.rstrip()}\n" if text else f"{what} does not answer{_state_of(pid)}\n"
+    return f"{what}:\n{text.rstrip()}\n" if text else f"{what} does not answer{_kernel_state_of(pid)}\n"
 
 
-def _state_of(pid: int) -> str:
+def _kernel_state_of(pid: int) -> str:
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
         state = next((line.partition(":")[2].strip() for line in status.splitlines() if line.startswith("State:")), "")

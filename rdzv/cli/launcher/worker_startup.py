@@ -29,17 +29,17 @@ def register() -> None:
     """Make this process and its forks write their stacks when they receive SIGNAL."""
     folder = os.environ.get(FOLDER)
     if folder and SIGNAL and hasattr(faulthandler, "register"):
-        own = [_open(folder)]
+        own = [_open_dump_file(folder)]
 
-        def in_child() -> None:
+        def reopen_in_child() -> None:
             if own[0] is not None:
                 os.close(own[0])
-            own[0] = _open(folder)
+            own[0] = _open_dump_file(folder)
 
-        os.register_at_fork(after_in_child=in_child)
+        os.register_at_fork(after_in_child=reopen_in_child)
 
 
-def _open(folder: str) -> int | None:
+def _open_dump_file(folder: str) -> int | None:
     faulthandler.unregister(SIGNAL)
     path = os.path.join(folder, f"{os.environ.get('RANK', 'none')}.{os.getpid()}")
     try:
@@ -52,7 +52,7 @@ def _open(folder: str) -> int | None:
     return file
 
 
-def _import_the_next() -> None:
+def _import_next_sitecustomize() -> None:
     this = sys.modules.pop("sitecustomize")
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]
@@ -67,4 +67,4 @@ def _import_the_next() -> None:
 
 if __name__ == "sitecustomize":
     register()
-    _import_the_next()
+    _import_next_sitecustomize()

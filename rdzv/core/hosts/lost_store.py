@@ -45,7 +45,7 @@ def last_known_run(head: Head, *, revision: int, settings: bytes, host: str, now
         awaited=max(awaited, 0),
         settings=settings,
         closed=b"" if head.closed is None else head.closed.pack(),
-        bans={name: _age_ban(ban, now).pack() for name, ban in head.bans.items()},
+        bans={name: _shorten_ban(ban, now).pack() for name, ban in head.bans.items()},
         tally=head.tally,
         host=host,
     )
@@ -71,7 +71,7 @@ def _count_gone(round: Round, head: Head) -> int:
     )
 
 
-def _age_ban(ban: Ban, now: float) -> Ban:
+def _shorten_ban(ban: Ban, now: float) -> Ban:
     return ban if ban.lasts is None else ban.replace(lasts=max(ban.lasts - (now - ban.seen_at), 1.0))
 
 

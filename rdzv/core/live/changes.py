@@ -34,7 +34,7 @@ def summary_of(full: dict[str, Any], cost: Account, chapters: Sequence[Chapter],
         "waited": None if full["waiting_since"] is None else now - full["waiting_since"],
         "steps": {one["node_id"]: one for one in full["members"] if one["step"] is not None},
         "lost": cost.reasons,
-        "spent": {name: cost.plain()[name] for name in ("training", "regrouping", "waiting")},
+        "spent": {name: cost.as_json()[name] for name in ("training", "regrouping", "waiting")},
         "met": chapters[-1].met if chapters else None,
     }
 
@@ -75,20 +75,20 @@ def _without_ages(value: Any) -> Any:
 
 def without_jitter(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the report `now`, but keep times of `before` that differ by less than `WAVERS`, and unchanged members."""
-    made = {name: _keep_times(before.get(name), value) for name, value in now.items() if name != "members"}
+    made = {name: _keep_close_times(before.get(name), value) for name, value in now.items() if name != "members"}
     members = {one["node_id"]: one for one in before.get("members", ())}
     made["members"] = [_keep_member_times(members.get(one["node_id"]), one) for one in now["members"]]
     return made
 
 
-def _keep_times(before: Any, now: Any) -> Any:
+def _keep_close_times(before: Any, now: Any) -> Any:
     match now:
         case float() if now > HOURS_FROM and isinstance(before, float) and abs(now - before) < WAVERS:
             return before
         case dict() if isinstance(before, dict):
-            return {name: _keep_times(before.get(name), value) for name, value in now.items()}
+            return {name: _keep_close_times(before.get(name), value) for name, value in now.items()}
         case list() if isinstance(before, list) and len(before) == len(now):
-            return [_keep_times(*pair) for pair in zip(before, now, strict=True)]
+            return [_keep_close_times(*pair) for pair in zip(before, now, strict=True)]
         case _:
             return now
 
@@ -103,16 +103,16 @@ def _keep_member_times(before: dict[str, Any] | None, now: dict[str, Any]) -> di
     return before if before is not None and before == now else now
 
 
-def message(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
+def server_sent_event(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
     """Return a page's next server-sent event: at first the state, then the changes, or a `beat` without any."""
-    at, told = round(now["now"], 2), now if before is None else changes(before, now)
+    at, told = round(now["now"], 2), now if before is None else page_changes(before, now)
     if not told:
         return f"event: beat\ndata: {at}\n\n".encode()
     kind = "" if before is None else "event: changed\n"
     return f"{kind}data: {json.dumps({**told, 'now': at}, separators=(',', ':'))}\n\n".encode()
 
 
-def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+def page_changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the changes for a page in the state `before`; empty if only time has passed.
 
     A state has the store, the id of the `chosen` run, a summary of each of all `runs`, and the chosen `run`'s report.

@@ -52,7 +52,7 @@ class Accusations(dict[str, Accusation]):
         """Return an accusation's reason; empty if the accusation was deleted."""
         return self[key].why if key in self else ""
 
-    def of_unnamed(self, *, round: int, live: Collection[str]) -> list[Accusation]:
+    def against_unnamed(self, *, round: int, live: Collection[str]) -> list[Accusation]:
         """Return the accusations of `UNNAMED` by live members of a round."""
         every = self.values()
         return [one for one in every if one.round == round and one.accused == UNNAMED and one.by in live]

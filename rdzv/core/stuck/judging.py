@@ -82,29 +82,29 @@ class StallDetector:
             self._round, self._excused_at = round, now
         self._looked_at = now
         members = {node_id: one for node_id, one in heard.items() if one.note.round == round}
-        if any(self._find_excuses(one) for one in members.values()):
+        if any(self._has_excuse(one) for one in members.values()):
             self._excused_at = now
         quiet = {node_id: one for node_id, one in members.items() if self._is_quiet(one, now)}
         stuck = {
-            node_id: _why(one, others)
+            node_id: _explain_stuck(one, others)
             for node_id, one in quiet.items()
-            if self._make_progress(one, others := [other for name, other in members.items() if name != node_id])
+            if self._do_others_progress(one, others := [other for name, other in members.items() if name != node_id])
             and all(self._was_heard_since(one, other) for other in others)
         }
         # A stuck member that waits in the round's store is not the cause if another stuck member does not wait there.
         stuck = {node_id: why for node_id, why in stuck.items() if not quiet[node_id].note.waits} or stuck
         if quiet and len(quiet) == len(members) and not stuck:
-            return StuckVerdict(standstill=self._standstill(list(members.values())))
+            return StuckVerdict(standstill=self._describe_standstill(list(members.values())))
         return StuckVerdict(stuck=stuck)
 
-    def _find_excuses(self, one: LastNote) -> bool:
+    def _has_excuse(self, one: LastNote) -> bool:
         return one.note.away or one.note.busy > one.ago or one.ago > self._rules.notes_every + AWAY_AFTER
 
     def _is_quiet(self, one: LastNote, now: float) -> bool:
         limit = self._rules.limit(first=one.note.first)
         return one.note.age >= limit and now - one.ago - self._excused_at >= limit
 
-    def _make_progress(self, one: LastNote, others: list[LastNote]) -> bool:
+    def _do_others_progress(self, one: LastNote, others: list[LastNote]) -> bool:
         if others and not one.note.waits and all(other.note.waits for other in others):
             return True
         step = -math.inf if one.note.step is None else one.note.step
@@ -118,7 +118,7 @@ class StallDetector:
         """Return False if `one` may wait for `other`, which has not reported since `one` went quiet."""
         return other.ago <= one.ago + one.note.age - FRESH_PART * self._rules.limit(first=one.note.first)
 
-    def _standstill(self, members: list[LastNote]) -> str:
+    def _describe_standstill(self, members: list[LastNote]) -> str:
         steps = {one.note.step for one in members}
         (step,) = steps if len(steps) == 1 else (None,)
         limit = self._rules.limit(first=all(one.note.first for one in members))
@@ -126,7 +126,7 @@ class StallDetector:
         return f"no member has begun a step for {duration(limit)}{at}; nobody is dropped"
 
 
-def _why(one: LastNote, others: list[LastNote]) -> str:
+def _explain_stuck(one: LastNote, others: list[LastNote]) -> str:
     if all(other.note.waits for other in others) and not one.note.waits:
         at = "" if one.note.step is None else f" at {one.note.step:,}"
         return f"no step since {duration(one.note.age + one.ago)}, others wait for it{at}"

@@ -101,7 +101,7 @@ class StepLog:
         self._busy = tuple(one for one in self._busy if one[0] is not token)
 
     @property
-    def _busy_longest(self) -> tuple[float, str]:
+    def _longest_busy(self) -> tuple[float, str]:
         return max(((until, label) for _, until, label in self._busy), default=(-math.inf, ""))
 
     @property
@@ -121,7 +121,7 @@ class StepLog:
 
     def quiet_since(self) -> float:
         """Return since when, on `clock`, the member has been quiet: no step, and not busy."""
-        return max(self._last[1], self._busy_ended, self._busy_longest[0])
+        return max(self._last[1], self._busy_ended, self._longest_busy[0])
 
     @property
     def has_progressed(self) -> bool:
@@ -129,7 +129,7 @@ class StepLog:
         return self._last[2] > 1 or self._number == FINISHED
 
     @property
-    def first(self) -> bool:
+    def is_first_step(self) -> bool:
         """True if the member is not beyond its first step."""
         return self._last[2] <= 1
 
@@ -137,7 +137,7 @@ class StepLog:
         """Return the note to send now."""
         now = self.clock()
         step, at, count = self._last
-        busy_until, what = self._busy_longest
+        busy_until, what = self._longest_busy
         busy = max(busy_until - now, 0.0)
         if step is not None:
             if self._rated is not None and at > self._rated[1]:

@@ -20,7 +20,7 @@ from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run.run_settings import SettingsChangedError, adopt_settings
 from store import ConditionFailed, ConnectionLost, Get, Lease, LeaseNotFound, Put, StoreTimeoutError, when
 from store.net.tasks import cancel_and_wait
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rdzv.node.link.store_session import StoreSession
     from rdzv.node.member.node_state import NodeState
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 
 @dataclass(eq=False)
@@ -47,14 +47,14 @@ class Election:
         self.link.resign = self._step_down
         self.link.follower.listeners.add(self)
         if role is not None:
-            self._run(role)
+            self._start_task(role)
         else:
             self.notify()
 
     def notify(self) -> None:
         """Start an election if the run has no coordinator. The follower calls this when the head has changed."""
         if self._role_is_free and self._running is None:
-            self._run(None)
+            self._start_task(None)
 
     async def _step_down(self, within: float) -> None:
         self.link.follower.listeners.remove(self)
@@ -68,14 +68,14 @@ class Election:
         is_wanted = head.closed is None or self.part.is_member
         return head.coordinator is None and is_wanted and self.link.follower.error is None
 
-    def _run(self, role: CoordinatorRole | None) -> None:
+    def _start_task(self, role: CoordinatorRole | None) -> None:
         self._running = self.link.spawn(self._elect_or_lead(role), f"run for coordinator of {self.part.keys.run_id}")
 
     async def _elect_or_lead(self, role: CoordinatorRole | None) -> None:
         try:
             while role is not None or self._role_is_free:
                 if role is None:
-                    pause = election_pause(self._nodes_known, lost_terms=self._lost_terms)
+                    pause = election_pause(self._known_node_count, lost_terms=self._lost_terms)
                     await anyio.sleep(self.part.rng.uniform(0, pause))
                 if role is not None or self.link.follower.head.coordinator is None:
                     await self._lead_or_log(role)
@@ -106,13 +106,13 @@ class Election:
         await anyio.sleep(self.part.rng.uniform(0, ELECTION_MOST))
 
     @property
-    def _nodes_known(self) -> int:
+    def _known_node_count(self) -> int:
         progress = self.link.follower.head.progress
         return max(progress.joined + progress.live if progress else 1, 1)
 
     async def _take_role(self) -> None:
         keys, agreed = self.part.keys, self.part.agreed
-        nodes = max(self._nodes_known, agreed.rules.needed)
+        nodes = max(self._known_node_count, agreed.rules.needed)
         role = CoordinatorRole(self.link, self.part.settings, nodes=nodes, lost_terms=self._lost_terms)
         try:
             with Stopwatch(self.link.store.time) as stopwatch:
@@ -120,7 +120,7 @@ class Election:
                     when=(when.missing(keys.coordinator), when.value(keys.settings) == agreed.value),
                     then=(
                         Put(keys.coordinator, self.part.node_id.encode(), lease=role.lease.id),
-                        *map(Get, self._read_run),
+                        *map(Get, self._keys_to_read),
                     ),
                     otherwise=(Get(keys.coordinator), Get(keys.settings)),
                     grants=(role.grant,),
@@ -142,14 +142,14 @@ class Election:
                 await known.sleep_until(None)
 
     @property
-    def _read_run(self) -> tuple[str, str, str]:
+    def _keys_to_read(self) -> tuple[str, str, str]:
         return self.part.keys.round, self.part.keys.progress, self.part.keys.history
 
     async def _lead_with_role(self, role: CoordinatorRole, found: Sequence[object] | None) -> None:
         """Coordinate until the role is lost. `found` has the stored round, progress and history; None if unread."""
         lost = anyio.CancelScope()
 
-        def lapsed(reason: str) -> None:
+        def on_lease_lost(reason: str) -> None:
             log.info("run %s: node %s stops coordinating: %s", self.part.keys.run_id, self.part.node_id, reason)
             self._lost_terms += 1
             # Revoke the role's lease: a suspended store would keep the lease for another TTL.
@@ -157,12 +157,12 @@ class Election:
             self.link.spawn(revoking, f"give the role of coordinator of {self.part.keys.run_id} back")
             lost.cancel()
 
-        role.lease.keep(sent_at=role.sent_at, on_lapse=lapsed, note=role.note)
+        role.lease.keep(sent_at=role.sent_at, on_lapse=on_lease_lost, note=role.lease_note)
         log.info("run %s: node %s coordinates", self.part.keys.run_id, self.part.node_id)
         try:
             with lost, contextlib.suppress(ConditionFailed):
                 if found is None:
-                    found = await self.link.store.get_many(self._read_run)
+                    found = await self.link.store.get_many(self._keys_to_read)
                 run_lease = await self.link.run_lease()
                 term = CoordinatorTerm(self.link, role, self.part, run_lease=run_lease)
                 await term.lead(*found)  # type: ignore[arg-type]

@@ -13,9 +13,9 @@ import anyio
 from rdzv.core.stopping import BegunStep
 from rdzv.core.stuck.accusing import UNNAMED
 from rdzv.core.stuck.judging import StallDetector, StallRules
-from rdzv.core.view import Standstill, StopAnswer, Stuck
+from rdzv.core.view import Standstill, StopAnswer, StuckMember
 from rdzv.errors import RendezvousStateError
-from rdzv.node.run.status import read_beats
+from rdzv.node.run.status import read_last_notes
 from store import LeaseNotFound, StoreError
 from store.keeping import RENEWALS_PER_TTL
 from store.messages import TimeToLive
@@ -62,7 +62,7 @@ async def look_for_stalls(context: TermContext, settings: Settings) -> None:
         if round is None or not view.synced or not view.live:
             continue
         try:
-            beats = await read_beats(context.store, context.keys)
+            beats = await read_last_notes(context.store, context.keys)
         except StoreError:
             continue  # the store did not answer: try again after the next pause
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
@@ -71,7 +71,7 @@ async def look_for_stalls(context: TermContext, settings: Settings) -> None:
             context.queue_facts(Standstill(round.number, verdict.standstill))
         if verdict.stuck:
             found = verdict.stuck.items()
-            context.queue_facts(*(Stuck(round.number, members[id].arrival, id, why) for id, why in found))
+            context.queue_facts(*(StuckMember(round.number, members[id].arrival, id, why) for id, why in found))
 
 
 @dataclass(eq=False)
@@ -96,7 +96,7 @@ class AccusationWatch:
         view, number = self.context.view, self.context.view.number
         said = view.accusations.by_live_members(round=number, live=view.live)
         if len(view.live) <= ASKED_ABOUT_MOST:
-            said += view.accusations.of_unnamed(round=number, live=view.live)
+            said += view.accusations.against_unnamed(round=number, live=view.live)
         return [one for one in ((number, one.accused, one.by) for one in said) if one not in self._asked]
 
     async def run(self) -> None:
@@ -112,25 +112,25 @@ class AccusationWatch:
                     with contextlib.suppress(StoreError):  # if the store does not answer, make no decision
                         self.context.queue_facts(*await self._find_unrenewed(number, accused, by))
 
-    def _why(self, accused: str, by: str) -> str:
+    def _explain_accusation(self, accused: str, by: str) -> str:
         said = self.context.view.accusations.reason_at(self.context.keys.accusation(accused, by))
         if accused == UNNAMED:
             return f"its process ended, as {by} noticed first"
         return f"accused by {by}{f': {said}' if said else ''}; and the store does not hear from it"
 
-    async def _find_unrenewed(self, number: int, accused: str, by: str) -> list[Stuck]:
+    async def _find_unrenewed(self, number: int, accused: str, by: str) -> list[StuckMember]:
         """Return the accused members whose leases are not being renewed.
 
         If the accuser could not name the lost member (`UNNAMED`), return the members whose leases end within
         `gone_ttl`: their processes have ended. A longer lease may be of a live member whose connection broke.
         """
-        view, why = self.context.view, self._why(accused, by)
+        view, why = self.context.view, self._explain_accusation(accused, by)
         named, at_most = (view.live & {accused}, math.inf) if accused != UNNAMED else (view.live - {by}, self.gone_ttl)
-        meant = [Stuck(number, view.records[one].arrival, one, why) for one in sorted(named)]
-        found = await run_together(*(self._share_left(one.node_id, at_most=at_most) for one in meant))
+        meant = [StuckMember(number, view.records[one].arrival, one, why) for one in sorted(named)]
+        found = await run_together(*(self._lease_share_left(one.node_id, at_most=at_most) for one in meant))
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 
-    async def _share_left(self, node_id: str, *, at_most: float) -> float:
+    async def _lease_share_left(self, node_id: str, *, at_most: float) -> float:
         """Return the remaining share of a node's lease; 1 if there is no lease, or if over `at_most` seconds remain."""
         record = await self.context.store.get(self.context.keys.node(node_id))
         if record is None or record.lease is None:

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from rdzv.core.decision import RETRY_AFTER, Ask, Complete, Expel, Report, Resize, Wait, add_problem, decide, explain
+from rdzv.core.decision import RETRY_AFTER, AskStop, Commit, Expel, Publish, Resize, Wait, add_problem, decide, explain
 from rdzv.core.history import History, HistoryWriter, pack_history
-from rdzv.core.ranks import furthest_member
+from rdzv.core.ranks import member_with_most_steps
 from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, pack_arrivals
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
-from rdzv.core.view import Obstacle, Picture, View
+from rdzv.core.view import CommitObstacle, Picture, View
 from rdzv.node.coordinator.facts import AccusationWatch, gather_answers, look_for_stalls
 from rdzv.node.coordinator.term_context import SharedLease, TermContext
 from rdzv.node.run.run_settings import SettingsChangedError, adopt_settings
@@ -41,7 +41,7 @@ from rdzv.node.run.status import participant_of
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
 from store.messages import Event
 from store.net.tasks import cancel_and_wait, run_together
-from store.printable import escaping, without_durations
+from store.printable import escape_arguments, without_durations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from rdzv.node.member.node_state import NodeState
     from store import Condition
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 ORDER_WITHIN = 1.0  # seconds after which a user's rank order is reported as the reason for the wait
 MARKERS = 1  # operations of a commit beside its puts: the delete of the marker
@@ -80,7 +80,7 @@ class CoordinatorTerm:
             store=self._store, keys=self._keys, view=self._view, term=role.term, run_lease=run_lease
         )
         self._picture = Picture(view=self._view, head=self._follower.head)
-        self._marked: Complete | None = None  # the round whose ranks were written ahead of its commit
+        self._marked: Commit | None = None  # the round whose ranks were written ahead of its commit
         self._said = ""
         self._made_room_of: Round | None = None
         self._failed_with: str | None = None
@@ -156,7 +156,7 @@ class CoordinatorTerm:
         while True:
             self._hour_changed.clear()
             with contextlib.suppress(StoreError):  # try again later
-                await self._context.run_lease.keep_alive(note=self._role.note(False))
+                await self._context.run_lease.keep_alive(note=self._role.lease_note(False))
             with anyio.move_on_after(KEEP_TIME_EVERY):
                 await self._hour_changed.wait()
 
@@ -166,7 +166,7 @@ class CoordinatorTerm:
                 self._context.queue_facts(*events)
 
     async def _decide_repeatedly(self) -> None:
-        await self._fold_until(0)
+        await self._apply_facts_until(0)
         while True:
             head = self._follower.head
             self._update_picture(head=head)
@@ -175,14 +175,14 @@ class CoordinatorTerm:
                 self._asking.set()
             act = await self._decide()
             if not isinstance(act, Resize | Expel):
-                self._history_writer.observe(act.progress, now=self._store.time())
+                self._history_writer.note_progress(act.progress, now=self._store.time())
             seen = await self._carry_out(act)
             if seen is None:  # the store refused the write, as a key has changed: wait until a watch delivers that
                 deadline = self._store.time() + REFUSED_PAUSE
                 while not self._context.inbox and self._follower.head is head:
                     if not await self._context.wakeup.sleep_until(deadline):
                         break
-            await self._fold_until(seen or 0)
+            await self._apply_facts_until(seen or 0)
 
     def _update_picture(self, **changes: Any) -> None:
         """Replace the picture by a changed copy: `decide` may read the old one in a thread."""
@@ -192,33 +192,33 @@ class CoordinatorTerm:
         """Carry out an act; return the revision up to which the next decision needs events, None if refused."""
         match act:
             case Wait():
-                self._report_error(act.error)
+                self._log_commit_error(act.error)
                 if act.progress.phase is Phase.GATHERING:  # make room in the store for newcomers' records
-                    await self._clear_shared()
+                    await self._delete_shared_keys()
                 await self._context.wakeup.sleep_until(act.until)
                 return 0
-            case Report():
-                return await self._report(act)
-            case Complete():
+            case Publish():
+                return await self._write_progress(act)
+            case Commit():
                 return await self._commit_if_there_is_room(act)
-            case Ask():
-                return await self._ask(act)
+            case AskStop():
+                return await self._write_stop(act)
             case Expel():
                 return await self._expel(act)
             case Resize():
-                return await self._resize(act)
+                return await self._apply_resize(act)
 
     async def _expel(self, act: Expel) -> int | None:
         now, key = self._store.time(), self._keys.node(act.node_id)
         there = (when.mod_revision(key) == act.arrival,)
-        revision = await self._context.write(Delete(key), self._put_progress(act.progress), also=there)
+        revision = await self._context.write(Delete(key), self._progress_put(act.progress), also=there)
         if revision is not None:
             log.warning("run %s: node %s is taken out of the round: %s", self._keys.run_id, act.node_id, act.why)
             self._view.note_expelled(act.node_id, act.why)
             self._update_picture(told=act.progress, told_at=now)
         return revision
 
-    async def _resize(self, act: Resize) -> int:
+    async def _apply_resize(self, act: Resize) -> int:
         there = await self._store.get(self._keys.settings)
         if there is not None and self._part.agreed.accept(there.value):
             raise SettingsChangedError(unpack_settings(there.value))
@@ -239,14 +239,14 @@ class CoordinatorTerm:
             slow = f"rank_order has been running for more than {ORDER_WITHIN:g} s"
             progress = add_problem(self._picture.told or Progress(phase=Phase.GATHERING), slow)
             if progress != self._picture.told:
-                await self._report(Report(progress=progress))
+                await self._write_progress(Publish(progress=progress))
             act = await deciding
             # The rank order has returned: if no act is due, replace the report that named it as slow.
-            return Report(progress=act.progress) if isinstance(act, Wait) else act
+            return Publish(progress=act.progress) if isinstance(act, Wait) else act
         finally:
             deciding.cancel()
 
-    async def _fold_until(self, revision: int) -> None:
+    async def _apply_facts_until(self, revision: int) -> None:
         inbox = self._context.inbox
         while True:
             now = self._store.time()
@@ -258,7 +258,7 @@ class CoordinatorTerm:
                     if fact.kind == "synced":
                         self._note_own_departure()
                     bans, last_call = self._follower.head.bans, self._part.agreed.rules.last_call
-                    self._view.fold(fact, now=now, last_call_timeout=last_call, bans=bans)
+                    self._view.apply_node_event(fact, now=now, last_call_timeout=last_call, bans=bans)
                 else:
                     self._view.apply_fact(fact)
             if self._context.failed is not None:
@@ -273,7 +273,7 @@ class CoordinatorTerm:
         if own is not None and own.round.number == self._view.number and own.over is not None and not own.dropped:
             self._view.note_own_departure(self._part.node_id, stopped=own.gate.has_stopped)
 
-    async def _ask(self, act: Ask) -> int | None:
+    async def _write_stop(self, act: AskStop) -> int | None:
         keys, stop = self._keys, act.stop
         unchanged = self._context.round_unchanged, when.mod_revision(keys.stop) == act.over
         revision = await self._context.write(self._context.put(keys.stop, stop.pack()), also=unchanged)
@@ -285,10 +285,10 @@ class CoordinatorTerm:
             log.info("run %s, round %d: all leave %s: %s", keys.run_id, stop.round, where, stop.why)
         return 0
 
-    async def _report(self, act: Report) -> int:
+    async def _write_progress(self, act: Publish) -> int:
         progress, unbans, now = act.progress, act.unbans, self._store.time()
-        self._say(explain(progress))
-        writes: list[Put | Delete] = [self._put_progress(progress)]
+        self._log_reason(explain(progress))
+        writes: list[Put | Delete] = [self._progress_put(progress)]
         writes.extend(Delete(self._keys.unbans + name) for name in unbans)
         history = self._history_writer.with_incidents(
             progress,
@@ -308,22 +308,22 @@ class CoordinatorTerm:
         self._update_picture(told=progress, told_at=now, unbanned_at=unbanned_at)
         return 0
 
-    def _put_progress(self, progress: Progress, *, hour: float | None = None) -> Put:
+    def _progress_put(self, progress: Progress, *, hour: float | None = None) -> Put:
         said = progress.replace(absent=progress.absent.replace(said_at=hour or self._role.time_of_day()))
         return self._context.put(self._keys.progress, said.pack())
 
-    def _report_error(self, error: BaseException | None) -> None:
+    def _log_commit_error(self, error: BaseException | None) -> None:
         said = None if error is None else repr(error)
         if error is not None and said != self._failed_with:
             log.error("run %s: no round can be completed; it is tried again", self._keys.run_id, exc_info=error)
         self._failed_with = said
 
-    def _say(self, reason: str) -> None:
+    def _log_reason(self, reason: str) -> None:
         if without_durations(reason) != without_durations(self._said):
             self._said = reason
             log.info("run %s: %s", self._keys.run_id, reason)
 
-    async def _commit_if_there_is_room(self, decision: Complete) -> int | None:
+    async def _commit_if_there_is_room(self, decision: Commit) -> int | None:
         """Commit a round. If the store is full, first delete the last round's shared keys; next time report it."""
         no_more_room = self._view.round is self._made_room_of
         try:
@@ -332,19 +332,19 @@ class CoordinatorTerm:
             attempt = self._keys.attempt(decision.number, self._context.term)
             await self._store.delete_prefix(attempt, when=self._context.term_holds)
             if no_more_room:
-                self._update_picture(obstacle=Obstacle(self._store.time() + RETRY_AFTER, error))
+                self._update_picture(obstacle=CommitObstacle(self._store.time() + RETRY_AFTER, error))
             else:
-                await self._clear_shared()
+                await self._delete_shared_keys()
             return 0
 
-    async def _clear_shared(self) -> None:
+    async def _delete_shared_keys(self) -> None:
         """Delete the keys of the last round's shared store, once; its members no longer use them."""
         last = self._view.round
         if last is not None and last is not self._made_room_of:
             self._made_room_of = last
             await self._store.delete_prefix(self._keys.shared(last.number, last.term), when=self._context.term_holds)
 
-    async def _commit(self, decision: Complete) -> int | None:
+    async def _commit(self, decision: Commit) -> int | None:
         """Commit a round, or first write its marker, if it needs one; return None if a condition failed."""
         context, keys, last = self._context, self._keys, self._view.round
         marked, self._marked = self._marked, None
@@ -367,7 +367,7 @@ class CoordinatorTerm:
             *(when.mod_revision(keys.node(member.node_id)) == member.arrival for member in members),
         ]
         exact = len(conditions) <= self._store.operations_max
-        round = await self._round_of(decision, members)
+        round = await self._build_round(decision, members)
         nodes = {record.node_id: record.address for record in decision.members}
         now, hour = self._store.time(), time.time()
         history = self._history_writer.with_round(
@@ -385,13 +385,13 @@ class CoordinatorTerm:
         ]
         progress = decision.progress.after_commit(decision.number, size=len(members))
         if progress is not None:
-            commit.append(self._put_progress(progress, hour=hour))
-        ranks = _buckets(context, round, members, decision.members)
-        at_once = _fits_in_one(conditions, [*ranks, *commit], count_most=self._store.writes_max - MARKERS)
+            commit.append(self._progress_put(progress, hour=hour))
+        ranks = _rank_puts(context, round, members, decision.members)
+        at_once = _fits_at_once(conditions, [*ranks, *commit], count_most=self._store.writes_max - MARKERS)
         if at_once:
             commit = [*ranks, *commit]
         elif marked is None:
-            for portion in _batches(ranks, self._store.writes_max):
+            for portion in _batch_writes(ranks, self._store.writes_max):
                 await context.write(*portion)
         if not exact:
             if marked is None:
@@ -401,7 +401,7 @@ class CoordinatorTerm:
             commit.append(Delete(keys.marker))
         # During the commit, delete the last round's shared keys, so that a full store has room for the new round's.
         committing = self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),))
-        result, _ = await run_together(committing, self._clear_shared())
+        result, _ = await run_together(committing, self._delete_shared_keys())
         if not result.succeeded:
             text = "run %s: the commit of round %d was refused: something has just changed"
             log.info(text, keys.run_id, round.number)
@@ -420,13 +420,13 @@ class CoordinatorTerm:
         self._history_writer.note_written(history, now=now)
         if progress is not None:
             self._update_picture(told=progress, told_at=now)
-            self._say(explain(progress))
+            self._log_reason(explain(progress))
         self._follower.note_round(committed)
         if last is not None:
             await self._store.delete_prefix(keys.attempt(last.number, last.term), when=context.term_holds)
         return 0
 
-    async def _round_of(self, decision: Complete, members: list[Member]) -> Round:
+    async def _build_round(self, decision: Commit, members: list[Member]) -> Round:
         view, first = self._view, decision.members[0]
         joined = itertools.islice((one.node_id for one in members if one.node_id not in view.members), SINCE_MOST)
         is_first = view.round is None
@@ -439,7 +439,7 @@ class CoordinatorTerm:
             host=first.address,
             port=first.port,
             lease=await self._shared.acquire(),
-            newest=furthest_member(decision.members),
+            newest=member_with_most_steps(decision.members),
             in_steps=any(record.progress is not None for record in decision.members),
             since=((), (), ()) if is_first else since,
             checked=len(members) > 1 and all(record.checks for record in decision.members),
@@ -475,7 +475,7 @@ async def _delete_old_rounds(context: TermContext, round: Round | None) -> None:
         log.warning("run %s: leftovers of older rounds could not be deleted: %s", keys.run_id, error)
 
 
-def _buckets(context: TermContext, round: Round, members: list[Member], records: Sequence[NodeRecord]) -> list[Put]:
+def _rank_puts(context: TermContext, round: Round, members: list[Member], records: Sequence[NodeRecord]) -> list[Put]:
     """Return the writes of a round's ranks, in keys by node id, and of its roster, in keys by rank."""
     keys, number, term = context.keys, round.number, round.term
     by_bucket: list[list[Member]] = [[] for _ in range(round.buckets)]
@@ -490,13 +490,13 @@ def _buckets(context: TermContext, round: Round, members: list[Member], records:
     return writes
 
 
-def _fits_in_one(conditions: Sequence[Condition], writes: Sequence[Put | Delete], *, count_most: int) -> bool:
+def _fits_at_once(conditions: Sequence[Condition], writes: Sequence[Put | Delete], *, count_most: int) -> bool:
     size = sum(len(condition.key) + OVERHEAD_BYTES for condition in conditions)
     size += sum(len(write.key) + len(write.value) + OVERHEAD_BYTES for write in writes if isinstance(write, Put))
     return len(writes) <= count_most and size <= WRITE_BYTES_MOST
 
 
-def _batches(writes: list[Put], count_most: int) -> Iterator[list[Put]]:
+def _batch_writes(writes: list[Put], count_most: int) -> Iterator[list[Put]]:
     portion: list[Put] = []
     size = 0
     for write in writes:

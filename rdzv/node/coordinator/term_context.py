@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from rdzv.core.keys import Keys
     from rdzv.core.round import Round
-    from rdzv.core.view import Standstill, StopAnswer, Stuck, View
+    from rdzv.core.view import Standstill, StopAnswer, StuckMember, View
     from store import Condition, Event, Store
     from store.messages import Operation
 
-    Fact = Event | Stuck | Standstill | StopAnswer
+    Fact = Event | StuckMember | Standstill | StopAnswer
 
 SHARED_RENEWALS_PER_TTL = 4
 GIVE_BACK_WITHIN = 2.0  # seconds that a term's end waits for the store to revoke an unused lease

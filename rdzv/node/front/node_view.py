@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from rdzv.errors import RendezvousStateError
 from rdzv.node.front import verbs
-from rdzv.node.front.sharing import absence_of
+from rdzv.node.front.sharing import describe_absence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -31,7 +31,7 @@ def immediate_method(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concat
 
     @functools.wraps(verb)
     def method(self: NodeView, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return verb(self.node_here(verb.__name__), *args, **kwargs)
+        return verb(self.usable_node(verb.__name__), *args, **kwargs)
 
     return method
 
@@ -61,7 +61,7 @@ class NodeView:
             raise RendezvousStateError(f"the backend of run {self.run_id} is a third party's, and has no node here")
         return self.node
 
-    def node_here(self, _: str) -> Node:
+    def usable_node(self, _: str) -> Node:
         """Return the node; the blocking handler raises if a third-party backend has none."""
         return self.own_node
 
@@ -119,13 +119,13 @@ class NodeView:
         return self.own_node.hosts_store()
 
     @property
-    def store_gone(self) -> StoreError | None:
+    def store_loss(self) -> StoreError | None:
         """The error with which the store was given up, until another store replaces it."""
-        return self.own_node.store_gone
+        return self.own_node.store_loss
 
-    def absence_of(self, node_id: str) -> str:
+    def describe_absence(self, node_id: str) -> str:
         """Describe what this node knows of a lost or departed node; empty if nothing."""
-        return absence_of(self.own_node, node_id)
+        return describe_absence(self.own_node, node_id)
 
     def draining(self) -> dict[str, AnnouncedDrain]:
         """Return the members of this round whose drains were announced since it completed."""

@@ -13,7 +13,7 @@ import anyio
 from rdzv.core.state import Change, Closed
 from rdzv.errors import RendezvousStateError
 from rdzv.membership import changes_since
-from rdzv.node.link.wakeup import WakeupHere
+from rdzv.node.link.wakeup import ThreadSafeWakeup
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -35,11 +35,11 @@ class Changes:
         self._seen: dict[type, Change] = {}
         self._of: Membership | None = None
         self._over = False  # `Closed` was returned
-        self._wakeup: WakeupHere | None = None
+        self._wakeup: ThreadSafeWakeup | None = None
 
     async def __aenter__(self) -> Self:
         await self._connect()
-        self._wakeup = WakeupHere()
+        self._wakeup = ThreadSafeWakeup()
         self._node.listeners.add(self._wakeup)
         return self
 
@@ -56,13 +56,13 @@ class Changes:
         while True:
             if self._over:
                 raise StopAsyncIteration
-            change = self._next()
+            change = self._next_change()
             if change is not None:
                 return change
             self._node.check_usable()
             await self._wakeup.sleep_until(None)
 
-    def _next(self) -> Change | None:
+    def _next_change(self) -> Change | None:
         """Return a change that was not returned yet. In a new round, no change counts as returned."""
         of = self._node.membership
         if of is not self._of:

@@ -14,11 +14,11 @@ from rdzv.shared_store.store import SharedStore
 if TYPE_CHECKING:
     from rdzv.membership import Membership
     from rdzv.node.node import Node
-    from rdzv.shared_store.store import ClientAtFirstUse
+    from rdzv.shared_store.store import LazyClient
     from store import Store
 
 
-def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | Store) -> SharedStore:
+def shared_store(node: Node, membership: Membership, client: LazyClient | Store) -> SharedStore:
     """Return the round's shared store for one member. The store rejects calls once the member is out of the round."""
     round, keys = membership.round, node.keys
     return SharedStore(
@@ -30,18 +30,18 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
             superseded=lambda: membership.over,
             lost=(lambda: membership.lost_ids) if node.settings.waits_end_on_loss else None,
             waiting=membership.beats.mark_wait,
-            interrupted=membership.gate.interrupt,
+            interrupted=membership.gate.note_interrupted,
             roster=MemberNames(
                 rank=membership.rank,
                 key=lambda rank: keys.roster(round.number, round.term, rank // BUCKET_SIZE),
                 read=lambda roster: {one.rank: one.node_id for one in Participant.unpack_all(roster)},
-                absence=partial(absence_of, node),
+                absence=partial(describe_absence, node),
             ),
         ),
     )
 
 
-def absence_of(node: Node, node_id: str) -> str:
+def describe_absence(node: Node, node_id: str) -> str:
     """Describe what this node knows of a lost or departed node; empty if nothing. Thread-safe."""
     head = node.head
     try:

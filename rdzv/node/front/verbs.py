@@ -21,7 +21,7 @@ from rdzv.errors import (
     RendezvousStateError,
     RoundSupersededError,
     SharedStoreTimeoutError,
-    exit_status,
+    valid_exit_status,
 )
 from rdzv.membership import exceeds_maximum
 from rdzv.node.front.queries import Changes
@@ -75,7 +75,7 @@ async def leave(node: Node) -> None:
 
 async def num_nodes_waiting(node: Node) -> int:
     """Return how many waiting nodes the next round would admit now, by the coordinator's last report."""
-    head, membership = (await node.connect()).follower.head, node.membership
+    head, membership = (await node.open_link()).follower.head, node.membership
     if head.progress is None or (membership is not None and head.progress.round != membership.round.number):
         return 0
     return head.progress.waiting
@@ -123,17 +123,17 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
         RoundSupersededError: This node is in no round, or `in_round` is not its present round.
     """
     _check_text("key", key)
-    link, membership, keys = await node.connect(), node.membership, node.keys
+    link, membership, keys = await node.open_link(), node.membership, node.keys
     over = f"node {node.node_id} is no longer in that round of run {node.run_id}; nothing was kept"
     if membership is None or in_round not in {None, membership.round.number}:
         raise RoundSupersededError(over)
     unchanged = membership.fence(keys)
 
-    async def write(store: Store) -> bool:
+    async def write_kept_data(store: Store) -> bool:
         put = Put(keys.kept(key), data, lease=(await link.run_lease()).id)
         return (await store.transact(when=unchanged, then=(put,))).succeeded
 
-    if not await node.call_store(write):
+    if not await node.call_store(write_kept_data):
         raise RoundSupersededError(over)
 
 
@@ -156,7 +156,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
     why = check_text("why", why)
     if not hasattr(rank, "__index__"):
         raise RendezvousSettingsError(f"rank={rank!r:.80} must be a whole number")
-    await node.connect()
+    await node.open_link()
     membership = node.membership
     over = f"node {node.node_id} is in no round of run {node.run_id} any more, and cannot accuse"
     if membership is None or membership.over is not None or in_round not in {None, membership.round.number}:
@@ -167,7 +167,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
             f"{membership.round.size - 1}"
         )
     accused = (await roster(node, membership))[rank].node_id
-    if not await node.call_store(lambda store: _run(node, store).accuse(membership, accused, why)):
+    if not await node.call_store(lambda store: _make_run(node, store).accuse(membership, accused, why)):
         raise RoundSupersededError(over)
 
 
@@ -181,7 +181,7 @@ async def all_here(node: Node, *, timeout: float) -> bool:
     Raises:
         RendezvousConnectionError: The store cannot be reached.
     """
-    link, membership = await node.connect(), node.membership
+    link, membership = await node.open_link(), node.membership
     if membership is None:
         return True
     shared = shared_store(node, membership, link.store)
@@ -189,15 +189,15 @@ async def all_here(node: Node, *, timeout: float) -> bool:
     store = shared.ignoring_losses()  # waits in this store continue when members are lost
     store.set_timeout(timeout)
 
-    async def answer_if_one_goes() -> None:
+    async def answer_if_member_goes() -> None:
         with contextlib.suppress(RendezvousError, StoreError):  # `all_here` itself fails with the same error
-            async with Changes(node, node.connect) as changes:
+            async with Changes(node, node.open_link) as changes:
                 async for change in changes:
                     if isinstance(change, NodesLost | NodesLeft):
                         break
             await store.compare_set(ANSWER, "", MEET_AGAIN)
 
-    answering = asyncio.create_task(answer_if_one_goes(), name=f"notice members of {node.run_id} that leave early")
+    answering = asyncio.create_task(answer_if_member_goes(), name=f"notice members of {node.run_id} that leave early")
     try:
         # If this call is cancelled and repeated, count the member only once.
         if membership.counting is None or _has_failed(membership.counting):
@@ -224,9 +224,9 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     if node.membership is None:
         raise RendezvousStateError(f"node {node.node_id} has been in no round of run {node.run_id}")
     key = node.keys.tally
-    link = await node.connect()
+    link = await node.open_link()
 
-    async def write(store: Store) -> bytes:
+    async def write_tally(store: Store) -> bytes:
         await node.pass_on_knowledge(link)  # if a store was lost, write its counters to the new store
         round = node.head.round
         # The counters end with the round's lease.
@@ -242,7 +242,7 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
             if (await store.transact(when=[when.mod_revision(key) == at], then=writes)).succeeded:
                 return after
 
-    return await node.call_store(write)
+    return await node.call_store(write_tally)
 
 
 async def is_closed(node: Node) -> bool:
@@ -251,7 +251,7 @@ async def is_closed(node: Node) -> bool:
     Raises:
         RendezvousConnectionError: The store cannot be reached.
     """
-    link = await node.connect()
+    link = await node.open_link()
     if link.follower.head.closed is not None:
         return True
     if not link.store.connected:
@@ -269,51 +269,51 @@ async def store_host(node: Node) -> str:
 @runs_to_completion
 async def set_closed(node: Node, reason: str = "") -> None:
     """Close the run for every node, for good. The first reason is shown for as long as the store keeps the run."""
-    await _close(node, reason)
+    await _close_run(node, reason)
 
 
 @runs_to_completion
 async def give_up(node: Node, reason: str, *, status: int = 0) -> None:
     """Close the run because it cannot continue. Every launcher exits with `status`; see `GiveUp`."""
-    status, remark = exit_status(status)
+    status, remark = valid_exit_status(status)
     reason = reason + remark if remark else reason
-    await _close(node, reason, given_up=True, status=status)
+    await _close_run(node, reason, given_up=True, status=status)
 
 
-async def _close(node: Node, reason: str, **verdict: Any) -> None:
+async def _close_run(node: Node, reason: str, **verdict: Any) -> None:
     try:
         with anyio.fail_after(node.settings.close_timeout):
-            link = await node.connect()
-            closed = await _run(node, link.store).set_closed(reason, lease=await link.run_lease(), **verdict)
+            link = await node.open_link()
+            closed = await _make_run(node, link.store).set_closed(reason, lease=await link.run_lease(), **verdict)
             link.follower.note_closing(closed)  # let the caller see the closing before the watch delivers it
     except (StoreError, TimeoutError) as error:
         raise node.connection_error(error) from error
 
 
-def _run(node: Node, store: Store) -> Run:
+def _make_run(node: Node, store: Store) -> Run:
     return Run(store, node.keys, by=node.node_id, keep=node.settings.closed_ttl, head=lambda: node.head)
 
 
-def of_run(
+def run_verb(
     call: Callable[Concatenate[Run, P], Coroutine[Any, Any, T]], *, must_end: bool = False
 ) -> Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]:
     """Make a verb of a method of `Run`."""
 
     @functools.wraps(call)
     async def verb(node: Node, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await node.call_store(lambda store: call(_run(node, store), *args, **kwargs))
+        return await node.call_store(lambda store: call(_make_run(node, store), *args, **kwargs))
 
     return runs_to_completion(verb) if must_end else verb
 
 
-resize = of_run(Run.resize, must_end=True)
-ban = of_run(Run.ban, must_end=True)
-unban = of_run(Run.unban, must_end=True)
-answer = of_run(Run.answer, must_end=True)
-status = of_run(Run.status)
-account = of_run(Run.account)
-history = of_run(Run.history)
-ping = of_run(Run.ping)
+resize = run_verb(Run.resize, must_end=True)
+ban = run_verb(Run.ban, must_end=True)
+unban = run_verb(Run.unban, must_end=True)
+answer = run_verb(Run.answer, must_end=True)
+status = run_verb(Run.status)
+account = run_verb(Run.account)
+history = run_verb(Run.history)
+ping = run_verb(Run.ping)
 
 
 @runs_to_completion
@@ -326,10 +326,10 @@ async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id:
     Raises:
         RendezvousStateError: No such node is in the run.
     """
-    await of_run(Run.drain)(node, node.node_id if node_id is None else node_id, within, reason)
+    await run_verb(Run.drain)(node, node.node_id if node_id is None else node_id, within, reason)
 
 
 async def restore(node: Node, key: str) -> bytes | None:
     """Return the data that any member has kept last under this name."""
     _check_text("key", key)
-    return await of_run(Run.restore)(node, key)
+    return await run_verb(Run.restore)(node, key)

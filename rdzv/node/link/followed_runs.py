@@ -17,7 +17,7 @@ from rdzv.core.live.changes import summary_of, without_ages, without_jitter
 from rdzv.core.report import account, as_of, report
 from rdzv.listeners import Listeners
 from rdzv.node.link.head_watcher import HeadWatcher
-from rdzv.node.run.status import read_clock, read_run, read_steps, reason_of
+from rdzv.node.run.status import read_clock, read_run, read_steps, wait_reason_of
 from store import StoreError
 from store.net.tasks import cancel_and_wait
 
@@ -41,7 +41,7 @@ class FollowedRun:
         self._on_change = on_change
         self._follower = HeadWatcher(store, keys)
         self._follower.on_change = self._mark_changed
-        self._has_changed = True
+        self._note_change = True
         self._read: tuple[RunStatus, History] | None = None
         self._read_at = 0.0
         self._steps_from = 0.0
@@ -49,7 +49,7 @@ class FollowedRun:
         self._report: dict[str, Any] = {}
         self._stream: dict[str, Any] = {}
         self.used_at: float = store.time()
-        following = (self._follower.run(), self._watch(keys.nodes), self._watch(keys.unfits))
+        following = (self._follower.run(), self._watch_prefix(keys.nodes), self._watch_prefix(keys.unfits))
         self._tasks = [asyncio.create_task(one, name=f"follow run {keys.run_id}") for one in following]
 
     @property
@@ -62,10 +62,10 @@ class FollowedRun:
         await cancel_and_wait(*self._tasks)
 
     def _mark_changed(self) -> None:
-        self._has_changed = True
+        self._note_change = True
         self._on_change()
 
-    async def _watch(self, prefix: str) -> None:
+    async def _watch_prefix(self, prefix: str) -> None:
         try:
             async with self._store.watch(prefix) as watch:
                 self._mark_changed()  # the run may have changed before the watch was open
@@ -80,18 +80,18 @@ class FollowedRun:
         if self._follower.error is not None:
             raise self._follower.error
         self.used_at = began = self._store.time()
-        if self._has_changed or self._read is None:
-            self._has_changed = False
+        if self._note_change or self._read is None:
+            self._note_change = False
             try:
                 time_of_day = await read_clock(self._store, self._keys)
                 self._read = await read_run(self._store, self._keys, self._follower.head, time_of_day=time_of_day)
             except BaseException:
-                self._has_changed = True
+                self._note_change = True
                 raise
             self._read_at = began
             self._version += 1
         elif began >= self._steps_from:
-            status, history = self.current()
+            status, history = self.current_status()
             members = {member.node_id for member in status.members}
             steps, awaits = await read_steps(self._store, self._keys, self._follower.head, members)
             self._steps_from = began if steps else began + (self._store.time() - began) / IDLE_SHARE
@@ -99,27 +99,27 @@ class FollowedRun:
                 self._read, self._read_at = (replace(status, steps=steps, awaits=awaits), history), began
                 self._version += 1
 
-    def current(self) -> tuple[RunStatus, History]:
+    def current_status(self) -> tuple[RunStatus, History]:
         """Return the last status read, with its durations as of now, and the history."""
         assert self._read is not None, "it was refreshed"
         (status, history), now = self._read, self._store.time()
         later = as_of(status, now - self._read_at, reason="")
-        return replace(later, reason=reason_of(self._follower.head, later, now=now)), history
+        return replace(later, reason=wait_reason_of(self._follower.head, later, now=now)), history
 
     def time_of_day(self) -> float:
         """Return the run's present time of day, as Unix time."""
         assert self._read is not None, "it was refreshed"
         return self._read[0].now + self._store.time() - self._read_at
 
-    def cost(self) -> Account:
+    def account(self) -> Account:
         """Return the run's cost until now."""
-        status, history = self.current()
+        status, history = self.current_status()
         return account(self._keys.run_id, history, now=status.now, waited=status.waited)
 
     def report(self) -> dict[str, Any]:
         """Return the run's report, whose ages are those of the last reading of the run."""
         if self._reported != self._version:
-            self._report, self._reported = report(self.current()[0]), self._version
+            self._report, self._reported = report(self.current_status()[0]), self._version
         return self._report
 
     def page_state(self) -> dict[str, Any]:
@@ -128,13 +128,13 @@ class FollowedRun:
             assert self._read is not None, "it was refreshed"
             history = self._read[1]
             happened = history.past.rounds + sum(1 + len(one.incidents) for one in history.chapters)
-            told = without_ages(self.report()) | {"happened": happened, "cost": self.cost().plain()}
+            told = without_ages(self.report()) | {"happened": happened, "cost": self.account().as_json()}
             self._stream, self._streamed = without_jitter(self._stream, told), self._version
         return self._stream
 
     def summary(self) -> dict[str, Any]:
         """Return this run's values for the metrics."""
-        return summary_of(self.report(), self.cost(), self.current()[1].chapters, self.time_of_day())
+        return summary_of(self.report(), self.account(), self.current_status()[1].chapters, self.time_of_day())
 
 
 class FollowedRuns:
@@ -147,7 +147,7 @@ class FollowedRuns:
         self.changed: set[str] = set()  # names of pages that changed since they were last read; the reader removes them
         self.listeners: Listeners = Listeners()
 
-    def _has_changed(self, run_id: str) -> None:
+    def _note_change(self, run_id: str) -> None:
         self.changed |= {"", run_id, f"{run_id}/"}  # names of pages: the list of runs, this run's report, its stream
         self.listeners.notify()
 
@@ -156,7 +156,7 @@ class FollowedRuns:
         run = self._runs.get(run_id)
         if run is None or run.is_lost:
             keys = Keys(self._prefix, run_id)
-            self._runs[run_id] = FollowedRun(self._store, keys, partial(self._has_changed, run_id))
+            self._runs[run_id] = FollowedRun(self._store, keys, partial(self._note_change, run_id))
             if run is not None:
                 await run.aclose()
         await self._runs[run_id].refresh()
@@ -175,7 +175,7 @@ class FollowedRuns:
         finally:
             await run.aclose()
 
-    async def drop(self, unused_for: float = FOLLOWED_FOR) -> None:
+    async def drop_unused(self, unused_for: float = FOLLOWED_FOR) -> None:
         """Stop following runs not read for `unused_for` seconds."""
         now = self._store.time()
         for run_id in [run_id for run_id, run in self._runs.items() if now - run.used_at >= unused_for]:

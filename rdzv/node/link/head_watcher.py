@@ -32,7 +32,7 @@ from rdzv.listeners import Listeners
 from rdzv.node.link.stopwatch import Stopwatch
 from store import ConnectionLost, Entry, StoreTimeoutError
 from store.net.tasks import cancel_and_wait
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Event, Store, StoreError
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 ASK_AGAIN_AFTER = 0.5  # seconds from a failed attempt to open the watch to the next
 
@@ -85,14 +85,14 @@ class HeadWatcher:
         """Follow the head until cancelled, or until the store is lost."""
         try:
             while self.opened_in is None:
-                await self._follow()
+                await self._watch_head()
         except Exception as error:  # noqa: BLE001  after any error, end the waits for the head
             self.error = error
             self.synced.set()
             self.notify_listeners()
             log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
 
-    async def _follow(self) -> None:
+    async def _watch_head(self) -> None:
         """Open the watch and apply its events. If a busy server does not open the watch in time, return, to retry."""
         with Stopwatch(self._store.time) as opening:
             try:
@@ -101,7 +101,7 @@ class HeadWatcher:
                     async for events in watch.batches():
                         self.heard_at = self._store.time()
                         for event in events:
-                            self._take(event)
+                            self._apply_event(event)
                             self.seen = max(self.seen, event.revision)
                         self.notify_listeners()
             except (ConnectionLost, StoreTimeoutError) as error:
@@ -113,7 +113,7 @@ class HeadWatcher:
 
     def note_round(self, round: Round) -> None:
         """Replace the known round if this one is later."""
-        if self._take_round(round):
+        if self._set_later_round(round):
             self.notify_listeners()
 
     def note_coordinator(self, there: object, *, revision: int) -> None:
@@ -129,7 +129,7 @@ class HeadWatcher:
             self.head = replace(self.head, closed=closed, closed_over=self.head.progress)
             self.notify_listeners()
 
-    def _take(self, event: Event) -> None:
+    def _apply_event(self, event: Event) -> None:
         match event.kind:
             case "synced":
                 self.head, self._anew = self._anew or self.head, None
@@ -141,23 +141,23 @@ class HeadWatcher:
                 self.resets += 1
             case "put" | "delete":
                 try:
-                    self._change(event)
+                    self._apply_change(event)
                 except RendezvousStateError as error:  # ignore a key that cannot be unpacked
                     log_unreadable(event.key, error)
                     if event.key == self._keys.round:
                         self.unreadable = error
 
-    def _change(self, event: Event) -> None:
+    def _apply_change(self, event: Event) -> None:
         if event.key == self._keys.round:
             self.unreadable = None
             if event.kind == "put":
-                self._take_round(Round.unpack(event.value, revision=event.revision))
+                self._set_later_round(Round.unpack(event.value, revision=event.revision))
         elif self._anew is None:
-            self.head = replace(self.head, **self._changes(self.head, event))
+            self.head = replace(self.head, **self._changed_fields(self.head, event))
         else:
-            self._anew = replace(self._anew, **self._changes(self._anew, event))
+            self._anew = replace(self._anew, **self._changed_fields(self._anew, event))
 
-    def _take_round(self, round: Round) -> bool:
+    def _set_later_round(self, round: Round) -> bool:
         later = self.head.round is None or self.head.round.revision < round.revision
         if later:
             self.round_at = self._store.time() if self.synced.is_set() and self._anew is None else None
@@ -166,7 +166,7 @@ class HeadWatcher:
                 self._anew = replace(self._anew, round=round)
         return later
 
-    def _changes(self, head: Head, event: Event) -> dict[str, Any]:
+    def _changed_fields(self, head: Head, event: Event) -> dict[str, Any]:
         keys, key, value, put = self._keys, event.key, event.value, event.kind == "put"
         now, revision = self._store.time(), event.revision
 
@@ -176,7 +176,7 @@ class HeadWatcher:
                 there[key.removeprefix(prefix)] = read()
             return {field: there}
 
-        def announced() -> AnnouncedDrain:
+        def announced_drain() -> AnnouncedDrain:
             drain, known = Drain.unpack(value), self.head.drains.get(key.removeprefix(keys.drains))
             if known is not None and known.revision == revision:
                 return known  # a reset watch delivers a known drain again
@@ -195,7 +195,7 @@ class HeadWatcher:
             found = self._anew is not None or not self.synced.is_set()
             progress = Progress.unpack(value) if put else None
             if progress is not None and head.progress is not None:
-                progress = progress.keep_naming(self._node_id, head.progress)
+                progress = progress.keep_lost_name(self._node_id, head.progress)
             return {"progress": progress, "progress_at": now, "progress_found": found}
         if key == keys.stop:
             return {"stop": Stop.unpack(value, revision=revision) if put else None}
@@ -215,7 +215,7 @@ class HeadWatcher:
         if key == keys.resized:
             return {"resized": Resized.unpack(value, revision=revision) if put else None}
         if key.startswith(keys.drains):
-            return update_map("drains", keys.drains, announced)
+            return update_map("drains", keys.drains, announced_drain)
         if key.startswith(keys.bans):
             if put and key in self._own_ban_keys:
                 self.own_ban = revision, Ban.unpack(value)

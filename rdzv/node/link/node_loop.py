@@ -25,7 +25,7 @@ TURNS = 64  # the most nodes of a process that take a costly step at once; toget
 TURN_MOST = 5.0  # seconds after which a node in a costly step no longer keeps other nodes waiting
 
 
-def result_of(call: Call[T]) -> T:
+def wait_for_result(call: Call[T]) -> T:
     """Wait for a call, and return its result. If the call can never end, raise RendezvousStateError."""
     if _thread is not None and _thread.is_current and not call.over.is_set():
         raise RendezvousStateError(
@@ -52,11 +52,11 @@ class NodeLoop:
     def call_soon(self, call: Callable[[], object]) -> None:
         """Make a call in the loop; do nothing if the loop has ended. Thread-safe."""
 
-        async def work() -> None:
+        async def run_call() -> None:
             call()
 
         with contextlib.suppress(RendezvousStateError):
-            self.start(work())
+            self.start(run_call())
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
         """Run user code here; `NodeThread` runs it in another thread, so that it delays no lease."""
@@ -85,7 +85,7 @@ class NodeThread(NodeLoop):
             if thread is None:
                 if self._left:
                     raise RuntimeError("it was left")  # noqa: TRY301
-                thread = self._thread = _join(self)
+                thread = self._thread = _join_thread(self)
             return thread.run(work)
         except RuntimeError as error:
             if thread is not None and not thread.has_ended:
@@ -130,7 +130,7 @@ _turns = asyncio.Semaphore(TURNS)
 _users: set[NodeThread] = set()
 
 
-def _join(user: NodeThread) -> LoopThread:
+def _join_thread(user: NodeThread) -> LoopThread:
     global _thread, _turns
     with _lock:
         if _thread is None:
@@ -150,9 +150,9 @@ def _leave_thread(user: NodeThread, thread: LoopThread) -> None:
             thread.stop()
 
 
-def _forget_in_child() -> None:
+def _reset_in_child() -> None:
     global _thread, _users, _lock, _turns
     _thread, _users, _lock, _turns = None, set(), threading.Lock(), asyncio.Semaphore(TURNS)
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)

@@ -26,7 +26,7 @@ class Stopwatch:
     def __enter__(self) -> Self:
         self._began = self._looked_at = self._clock()
         self._still = 0.0
-        self._measure()
+        self._check_for_pause()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -36,14 +36,14 @@ class Stopwatch:
         """Stop measuring, and return the seconds; a second call returns the same."""
         if not self._next.cancelled():
             self._next.cancel()
-            self._measure()
+            self._check_for_pause()
             self._next.cancel()
             self.seconds = self._looked_at - self._began - self._still
         return self.seconds
 
-    def _measure(self) -> None:
+    def _check_for_pause(self) -> None:
         late = self._clock() - self._looked_at - LOOKS_EVERY
         self._looked_at += late + LOOKS_EVERY
         if late >= STOOD_STILL:
             self._still += late
-        self._next = asyncio.get_running_loop().call_later(LOOKS_EVERY, self._measure)
+        self._next = asyncio.get_running_loop().call_later(LOOKS_EVERY, self._check_for_pause)

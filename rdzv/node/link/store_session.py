@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from rdzv.node.link.head_watcher import HeadWatcher
-from rdzv.node.run.lease import take_run_lease
+from rdzv.node.run.lease import obtain_run_lease
 from store import ConnectionLost, Lease, LeaseNotFound, StoreError
 from store.keeping import RELEASE_WITHIN, KeptLeases
 from store.messages import CHOSEN_LEASE_LEAST
@@ -79,17 +79,17 @@ class StoreSession:
         self._silence_task: asyncio.Task[None] | None = None  # the task that warns of a silent store
         self._silent = False  # True if the connected store has not answered a request for a while
         self._closed = False
-        store.on_connection(self._note_connection)
+        store.on_connection_change(self._note_connection)
         self.keeping.on_silence = self._note_silence
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run a coroutine until the link is closed."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
+        task.add_done_callback(self._on_task_end)
         return task
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         with contextlib.suppress(asyncio.CancelledError):
             error = task.exception()
@@ -132,41 +132,41 @@ class StoreSession:
         answers, once the coordinator has counted this node (`is_counted`).
         """
         self._who_waits, self._is_counted = who_waits, is_counted
-        self._schedule_ask(self._ask_interval)
+        self._schedule_probe(self._probe_interval)
 
     @property
-    def _ask_interval(self) -> float:
+    def _probe_interval(self) -> float:
         progress = self.follower.head.progress
         nodes = progress.live + progress.joined + progress.spares if progress is not None else 0
         return max(ASK_EVERY, ASK_EVERY_PER_NODE * nodes) * self._asks_share
 
-    def _schedule_ask(self, seconds: float) -> None:
-        self._asking = asyncio.get_running_loop().call_later(seconds, self._ask_for_reply)
+    def _schedule_probe(self, seconds: float) -> None:
+        self._asking = asyncio.get_running_loop().call_later(seconds, self._probe_store)
 
-    def _ask_for_reply(self) -> None:
+    def _probe_store(self) -> None:
         """If a caller waits and the store has sent nothing lately, send a keep-alive, which the store must answer."""
-        every, silent_for = self._ask_interval, self.store.time() - self.follower.heard_at
+        every, silent_for = self._probe_interval, self.store.time() - self.follower.heard_at
         if silent_for < every - ASK_EARLY:
-            self._schedule_ask(every - silent_for)
+            self._schedule_probe(every - silent_for)
             return
         if self._is_counted() and self._who_waits():
             self.keeping.renew_now()
-        self._schedule_ask(every)
+        self._schedule_probe(every)
 
     def _note_connection(self, connected: bool) -> None:
         self._reach_changed.set()
         if connected:
             self.back_at = self.store.time()
         else:
-            self._log_absence(self.store.time(), SAY_AWAY_AFTER)
+            self._start_absence_log(self.store.time(), SAY_AWAY_AFTER)
 
     def _note_silence(self, since: float | None) -> None:
         self._silent = since is not None
         self._reach_changed.set()
         if since is not None:
-            self._log_absence(since, 0.0)
+            self._start_absence_log(since, 0.0)
 
-    def _log_absence(self, since: float, first_after: float) -> None:
+    def _start_absence_log(self, since: float, first_after: float) -> None:
         if not self._closed and (self._silence_task is None or self._silence_task.done()):
             what = f"notice the store's absence from {self._keys.run_id}"
             self._silence_task = self.spawn(self._log_while_away(since, self.store.time() + first_after), what)
@@ -224,7 +224,7 @@ class StoreSession:
     async def run_lease(self) -> Lease:
         """Return the run's own lease, found or granted (promise R19)."""
         if self.known_run_lease is None:
-            self.known_run_lease = await take_run_lease(self.store, self._keys, self._closed_ttl)
+            self.known_run_lease = await obtain_run_lease(self.store, self._keys, self._closed_ttl)
         return self.known_run_lease
 
     def start_renewing_run(self) -> None:

@@ -38,7 +38,7 @@ class Wakeup:
         return told
 
 
-class WakeupHere(Wakeup):
+class ThreadSafeWakeup(Wakeup):
     """A wakeup in the loop in which it was made; any thread may wake it."""
 
     def __init__(self) -> None:

@@ -82,13 +82,13 @@ class Arrival(Generic[L]):
         """Return True if the record of this revision is stored, as far as the node knows."""
         return self.record is not None and self.record.arrival == revision and self.state is not State.WITHDRAWN
 
-    def send(self, record: NodeRecord) -> None:
+    def on_send(self, record: NodeRecord) -> None:
         """Handle the sending of a record, on `lease`."""
         assert self.lease is not None, "a record that is sent is on a lease that is kept"
         self._apply(ArrivalEvent.SEND)
         self._sent = record
 
-    def written(self, revision: int) -> bool:
+    def on_written(self, revision: int) -> bool:
         """Handle the confirmation of the sent record; return False if the node has given the record up since."""
         sent, self._sent = self._sent, None
         self._apply(ArrivalEvent.WRITTEN)
@@ -99,32 +99,32 @@ class Arrival(Generic[L]):
         self.record = sent.replace(arrival=revision)
         return True
 
-    def refused(self) -> None:
+    def on_refused(self) -> None:
         """Handle the store's refusal of the sent record."""
         self._sent = None
         self._apply(ArrivalEvent.REFUSED if self.record is None else ArrivalEvent.KEPT)
 
-    def accepted(self) -> None:
+    def on_accepted(self) -> None:
         """Handle a round that contains the stored record."""
         self._apply(ArrivalEvent.TAKE_IN)
 
-    def removed(self) -> None:
+    def on_removed(self) -> None:
         """Handle the disappearance of the record from the store."""
         self._apply(ArrivalEvent.GONE)
         self.record = self._sent = None
 
-    def lease_lost(self) -> None:
+    def on_lease_lost(self) -> None:
         """Handle the expiry of the lease, and of the record with it."""
         self.lease = None
-        self.removed()
+        self.on_removed()
 
     @property
     def in_doubt(self) -> bool:
         """True if a sent record may be stored or not: only the end of its lease is sure to delete the record."""
         return self.state is State.SENT
 
-    def withdraw(self) -> None:
-        """Handle the beginning of the record's deletion; `removed` handles its end."""
+    def on_withdraw(self) -> None:
+        """Handle the beginning of the record's deletion; `on_removed` handles its end."""
         self._apply(ArrivalEvent.WITHDRAW)
 
     def _apply(self, happening: ArrivalEvent) -> None:

@@ -22,14 +22,14 @@ from rdzv.node.link.role import CoordinatorRole
 from rdzv.node.link.stopwatch import Stopwatch
 from rdzv.node.link.store_session import SAY_AWAY_AFTER, StoreEndingError
 from rdzv.node.link.wakeup import Wakeup
-from rdzv.node.run.lease import lease_refusal, run_grant, run_lease_note
+from rdzv.node.run.lease import lease_refusal, run_grant, run_lease_put
 from rdzv.node.run.run_settings import agree_on_settings
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renewed_if_old
 from store.net.callers import is_served_here
 from store.net.process import host_name, loopback_id
 from store.net.tasks import cancel_and_wait
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     from rdzv.node.link.store_session import StoreSession
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from store import TransactionResult
     from store.messages import Operation
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 ROUND_TRIPS_PER_TTL = 10  # round trips that a node's TTL covers at least: time for three slow renewals
 BANS_LOOKED_FOR_MOST = 64  # bans in an arrival's conditions, at most; a node that waits then checks all bans
@@ -61,7 +61,7 @@ class ArrivalWriter:
         expected = part.arrival.revision
         while True:
             part.refuse_if_closed(link.follower.head, me)
-            lease = self._lease()
+            lease = self._node_lease()
             record = await new_record(part, link)
             if part.arrival.lease is not lease:
                 # The lease expired while `new_record` waited for the store: use a new lease, which the node will renew.
@@ -72,10 +72,10 @@ class ArrivalWriter:
                 role = CoordinatorRole(link, part.settings, nodes=part.agreed.rules.needed)
             run = None if expected else run_grant(part.keys, part.settings.closed_ttl, most=link.store.lease_ttl_max)
             try:
-                result, sent_at = await self._send(record, lease, role, run, expected=expected)
+                result, sent_at = await self._send_record(record, lease, role, run, expected=expected)
             except LeaseNotFound:
-                part.note_lapse()
-                part.arrival.lease_lost()  # handle the expiry now, as `lease` reports it only later
+                part.note_lease_expired()
+                part.arrival.on_lease_lost()  # handle the expiry now, as `lease` reports it only later
                 link.known_run_lease = None
                 expected = 0
                 continue
@@ -84,7 +84,7 @@ class ArrivalWriter:
                     in_time = clock.seconds_left(link.store.time()) > 0
                     await role.lease.release(within=RELEASE_WITHIN if in_time else RELEASE_SOON)
                 if isinstance(error, LimitExceeded):
-                    part.arrival.refused()
+                    part.arrival.on_refused()
                     raise lease_refusal(error, ttl=lease.ttl, closed_ttl=part.settings.closed_ttl) from error
                 raise
             if not result.succeeded:
@@ -92,33 +92,33 @@ class ArrivalWriter:
                 continue
             link.has_arrived = True
             if not lease.kept:
-                lease.keep(sent_at=sent_at, on_lapse=partial(part.note_lease_lost, lease), note=part.note)
+                lease.keep(sent_at=sent_at, on_lapse=partial(part.note_lease_lost, lease), note=part.keep_alive_note)
             if run is not None:
-                self._note_run(run, result.results[2])
-            if role is not None and not await self._has_role(role, result, sent_at):
+                self._note_run_lease(run, result.results[2])
+            if role is not None and not await self._confirm_role(role, result, sent_at):
                 role = None
-            if part.arrival.written(result.revision):
+            if part.arrival.on_written(result.revision):
                 part.end_membership("this node has gone on to the next round")
                 return replace(me, arrival=result.revision, known_round=part.known_round), role
             expected = result.revision  # no task renews the record's lease any more: replace the record
             if role is not None:
                 await role.lease.release()
 
-    def _warn_silent(self) -> None:
+    def _warn_unanswered(self) -> None:
         part, link = self._part, self._link
         if link.store.connected and not part.arrival.revision:  # the link warns in all other cases
             text = "run %s: the store has not answered for %.0f s; node %s waits for it to take its arrival"
             log.warning(text, part.keys.run_id, SAY_AWAY_AFTER, part.node_id)
 
-    def _lease(self) -> HeldLease:
+    def _node_lease(self) -> HeldLease:
         part, link = self._part, self._link
         if part.arrival.lease is None:
             most = link.store.lease_ttl_max
-            ttl = node_ttl(part.settings.ttl, round_trip=link.round_trip, lapses=part.lapses, most=most)
+            ttl = node_lease_ttl(part.settings.ttl, round_trip=link.round_trip, lapses=part.lapses, most=most)
             part.arrival.lease = HeldLease(link.keeping, id=link.new_lease_id(), ttl=ttl)
         return part.arrival.lease
 
-    async def _send(
+    async def _send_record(
         self, record: NodeRecord, lease: HeldLease, role: CoordinatorRole | None, run: Grant | None, *, expected: int
     ) -> tuple[TransactionResult, float]:
         """Write a record in place of the one with the `expected` revision; 0 if the store must have none.
@@ -136,7 +136,7 @@ class ArrivalWriter:
         if run is not None:
             agreed = when.value_if_any(keys.settings) == part.agreed.value
             # Write the settings even if they exist: the new revision makes another node's concurrent rewrite fail.
-            writes += [Put(keys.settings, part.agreed.value, lease=run.id), run_lease_note(keys, run)]
+            writes += [Put(keys.settings, part.agreed.value, lease=run.id), run_lease_put(keys, run)]
             grants.append(run)
         if part.node_id in link.follower.head.drains and not part.arrival.began:
             writes.append(Delete(keys.drains + part.node_id))  # the drain is of an earlier process
@@ -152,11 +152,11 @@ class ArrivalWriter:
             conditions.append(when.missing(keys.moving))
         if not expected:  # an ending store admits no newcomers
             conditions.append(when.missing(keys.ending))
-        part.arrival.send(record)
+        part.arrival.on_send(record)
         sent_at = link.store.time()
         if role is not None:
             role.sent_at = sent_at
-        saying = asyncio.get_running_loop().call_later(SAY_AWAY_AFTER, self._warn_silent)
+        saying = asyncio.get_running_loop().call_later(SAY_AWAY_AFTER, self._warn_unanswered)
         with Stopwatch(link.store.time) as stopwatch, contextlib.ExitStack() as stack:
             stack.callback(saying.cancel)
             result = await link.store.transact(
@@ -171,13 +171,13 @@ class ArrivalWriter:
         link.note_answer_time(stopwatch.seconds)
         return result, sent_at
 
-    def _note_run(self, granted: Grant, noted: object) -> None:
+    def _note_run_lease(self, granted: Grant, noted: object) -> None:
         id, ttl = granted.id or 0, granted.ttl
         if isinstance(noted, Entry) and noted.lease is not None:
             id, ttl = noted.lease, float(noted.value)
         self._link.known_run_lease = Lease(self._link.store, id=id, ttl=ttl)
 
-    async def _has_role(self, role: CoordinatorRole, result: TransactionResult, sent_at: float) -> bool:
+    async def _confirm_role(self, role: CoordinatorRole, result: TransactionResult, sent_at: float) -> bool:
         there = result.results[-1]
         if isinstance(there, Entry):
             self._link.follower.note_coordinator(there, revision=result.revision)
@@ -191,14 +191,14 @@ class ArrivalWriter:
     async def _wait_after_refusal(self, me: Joiner, result: TransactionResult, *, is_newcomer: bool) -> int:
         """Wait until the cause of a refused write is gone; return the revision that the next attempt replaces."""
         part, link = self._part, self._link
-        part.arrival.refused()
+        part.arrival.on_refused()
         part.update_membership(link)  # a later round may have left this member out while it tried to rejoin
         settings_entry, there, ending, *bans = cast("list[Entry | None]", result.results)
         for ban in bans:
             if ban is not None:
                 raise part.banned_error(Ban.unpack(ban.value))
         if link.follower.head.moves or (is_newcomer and ending is not None):
-            raise ending_error(part, link, me)
+            raise store_ending_error(part, link, me)
         lease = await link.run_lease()
         await agree_on_settings(
             link.store, part.keys, part.agreed, lease, incarnation=part.incarnation, there=settings_entry
@@ -208,10 +208,10 @@ class ArrivalWriter:
             if holder.left or holder.incarnation == part.incarnation:
                 return there.mod_revision
             part.wait_for(f"the name {part.node_id} is held by a live node at {holder.address}; waiting for it to go")
-            there = await self._changed_record(there)
+            there = await self._wait_for_changed_record(there)
         return 0
 
-    async def _changed_record(self, there: Entry) -> Entry | None:
+    async def _wait_for_changed_record(self, there: Entry) -> Entry | None:
         part, link, clock, changed = self._part, self._link, self._clock, Wakeup()
 
         async def wait_for_change() -> None:
@@ -231,13 +231,13 @@ class ArrivalWriter:
                     while not noticing.done():
                         part.refuse_if_closed(link.follower.head, Joiner(arrival=0))
                         if not await changed.sleep_until(clock.deadline(link.store.time())):
-                            raise part.timeout(link)
+                            raise part.timeout_error(link)
             finally:
                 await cancel_and_wait(noticing)
         return await link.store.get(there.key)
 
 
-def ending_error(part: NodeState, link: StoreSession, me: Joiner) -> StoreEndingError:
+def store_ending_error(part: NodeState, link: StoreSession, me: Joiner) -> StoreEndingError:
     """Return the error after which this node looks for the next store. If the run is closed, raise an error instead."""
     part.refuse_if_closed(link.follower.head, me)
     return StoreEndingError(f"the store at {link.host} is ending: the node that hosts it is done")
@@ -254,7 +254,7 @@ async def new_record(part: NodeState, link: StoreSession) -> NodeRecord:
         if link.store.failure is not None:
             raise link.store.failure
         address = store.observed_address or host_name()
-        ends = store.ends
+        ends = store.end_addresses
         if ends is not None:
             address, sends_from, store_at = addresses_for_record(address, *ends)
             server, machine = store.server, loopback_id()
@@ -293,7 +293,7 @@ def lost_rank_of(part: NodeState) -> tuple[int, int] | None:
     return last.round.revision, last.rank
 
 
-def node_ttl(asked: float, *, round_trip: float, lapses: int, most: float) -> float:
+def node_lease_ttl(asked: float, *, round_trip: float, lapses: int, most: float) -> float:
     """Return a node's lease TTL, in seconds: at least `asked`, at most `most`, the store's limit."""
     # Use a longer TTL if the store is slow, or if this node lost several leases in one wait, as busy nodes do.
     needed = max(ROUND_TRIPS_PER_TTL * round_trip, asked * 2.0 ** min(max(lapses - 1, 0), LAPSES_MOST))

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.bootstrap_check import WITHIN, Verdict, check_reachability, is_reachable, make_verdict
+from rdzv.bootstrap_check import WITHIN, ReachVerdict, check_reachability, is_reachable, reach_verdict
 from rdzv.core.absent import node_label
-from rdzv.core.decision import JoinClock, Joiner, KeepWaiting, Refused, follow
+from rdzv.core.decision import JoinClock, Joiner, KeepWaiting, RunClosed, next_act_of
 from rdzv.core.round import Participant, Round
 from rdzv.core.state import find_ban
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
 from rdzv.node.link.ports import NoFreePortError
 from rdzv.node.link.wakeup import Wakeup
-from rdzv.node.member.arrival_writer import ArrivalWriter, ending_error
+from rdzv.node.member.arrival_writer import ArrivalWriter, store_ending_error
 from rdzv.node.member.health import report_health
 from rdzv.node.member.lost_store import pass_on_knowledge
 from rdzv.node.member.node_state import NOT_WAITING
@@ -32,7 +32,7 @@ from rdzv.node.run.status import find_member
 from store import ConnectionLost, Put, StoreError, StoreReplaced, StoreTimeoutError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN
 from store.net.tasks import cancel_and_wait
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rdzv.node.member.leaving import Withdrawal
     from rdzv.node.member.node_state import NodeState
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 NAMES_WITHIN = 2.0  # seconds to read nodes' names for a message; after that, the message has their ranks
 HEARD_WITHIN = 4.0  # seconds that a member waits for rank 0's verdict on a round
@@ -142,14 +142,14 @@ class Joining:
                 why = f"the store at {part.settings.endpoint.url} {what}: {error}"
                 part.wait_for(str(error) if lacks_port else why)
                 if not clock.seconds_left(now):
-                    raise part.timeout(link) from error
+                    raise part.timeout_error(link) from error
                 if not is_away:  # wait for a free port, or until the coordinator deletes the last round's shared keys
                     if not told:
                         log.warning("run %s, node %s: %s; trying again", part.keys.run_id, part.node_id, error)
                     told = True
                     await self.leaving.withdraw(link)
                     if clock.seconds_left(now) < TRY_AGAIN_AFTER:
-                        raise part.timeout(link) from error
+                        raise part.timeout_error(link) from error
                     await anyio.sleep(TRY_AGAIN_AFTER)
                 elif await link.wait_until_connected(within=clock.seconds_left(now)):
                     left = clock.seconds_left(anyio.current_time())
@@ -168,7 +168,7 @@ class Joining:
                 self.start_candidacy(link, part, role)
             link.start_renewing_run()
             return
-        raise part.timeout(link)
+        raise part.timeout_error(link)
 
     async def _check_health(self, examine: Callable[[], Awaitable[str | None]] | None) -> None:
         part, link = self.part, self.link
@@ -180,7 +180,7 @@ class Joining:
             lease = await link.run_lease()
             await report_health(link.store, part.keys, lease, node_id=part.node_id, failure=failure)
         if limit.cancelled_caught:
-            raise part.timeout(link)
+            raise part.timeout_error(link)
 
     async def _wait_for_round(self) -> Membership | None:
         """Wait for a round that contains this node's record; return None if the record was lost."""
@@ -190,9 +190,7 @@ class Joining:
             stack.enter_context(part.listeners.listening(wakeup))
             looking = None
             if self._me.left_out:
-                looking = asyncio.create_task(
-                    self._until_rank_0_answers(), name=f"look for rank 0 of {part.keys.run_id}"
-                )
+                looking = asyncio.create_task(self._wait_for_rank_0(), name=f"look for rank 0 of {part.keys.run_id}")
                 looking.add_done_callback(lambda _: wakeup.notify())
                 stack.push_async_callback(cancel_and_wait, looking)
             while True:
@@ -207,7 +205,7 @@ class Joining:
                 if not part.arrival.is_current(me.arrival):
                     return None
                 now = link.store.time()
-                match follow(me, follower.head, now=now):
+                match next_act_of(me, follower.head, now=now):
                     case Round() as round:
                         rank = round.rank_of(me.arrival) if round.arrivals else await self._read_rank(round)
                         if not part.arrival.is_current(me.arrival):
@@ -217,7 +215,7 @@ class Joining:
                             return part.become_member(round, rank, me, link, time=loop.time)
                         self._me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
                         part.known_round = max(part.known_round, round.number)
-                    case Refused(closed=closed, spare=spare):
+                    case RunClosed(closed=closed, spare=spare):
                         raise part.closed_error(closed, spare=spare)
                     case KeepWaiting(reason=reason, suspended=suspended, until=until):
                         ban = find_ban(follower.head.bans, part.node_id, part.settings.attributes)
@@ -227,7 +225,7 @@ class Joining:
                         if leaving is not None:
                             raise part.drained_error(leaving)
                         if follower.head.moves:
-                            raise ending_error(part, link, me)
+                            raise store_ending_error(part, link, me)
                         part.wait_for(reason + link.describe_slowness(), lambda: self._wait_reason(loop.time()))
                         self.clock.set_suspended(suspended=suspended, now=now)
                         deadline = self.clock.deadline(now)
@@ -235,12 +233,12 @@ class Joining:
                             continue
                         # keep the text for the error: once the record is gone, `_reason_now` returns another reason
                         part.reason = part.reason
-                        round_now = await self.leaving.give_up(link, me)
+                        round_now = await self.leaving.withdraw_after_timeout(link, me)
                         if round_now is None:
-                            raise part.timeout(link)
+                            raise part.timeout_error(link)
                         follower.note_round(round_now)  # a round committed just before the timeout
 
-    async def _until_rank_0_answers(self) -> None:
+    async def _wait_for_rank_0(self) -> None:
         """Return once rank 0 answers at an address where this node did not reach it before."""
         part, follower = self.part, self.link.follower
         pause = LOOK_AGAIN_FIRST * 2 ** (part.times_left_out - 1)
@@ -256,7 +254,7 @@ class Joining:
                 return
 
     def _wait_reason(self, now: float) -> str | None:
-        answer = follow(self._me, self.link.follower.head, now=now)
+        answer = next_act_of(self._me, self.link.follower.head, now=now)
         return answer.reason + self.link.describe_slowness() if isinstance(answer, KeepWaiting) else None
 
     async def _read_rank(self, round: Round) -> int | None:
@@ -265,7 +263,7 @@ class Joining:
             member = await find_member(self.link.store, part.keys, round, node_id=part.node_id, arrival=arrival)
         return None if member is None else member.rank
 
-    async def _reachability_verdict(self, membership: Membership) -> Verdict | None:
+    async def _reachability_verdict(self, membership: Membership) -> ReachVerdict | None:
         """Return rank 0's verdict if not all members reached rank 0; None if all did, or do not check."""
         part, round = self.part, membership.round
         if not round.checked:
@@ -287,7 +285,7 @@ class Joining:
         finally:
             await cancel_and_wait(checking)
 
-    async def _check_reachability(self, membership: Membership) -> Verdict | None:
+    async def _check_reachability(self, membership: Membership) -> ReachVerdict | None:
         """Check that all members reach rank 0. If not, rank 0 publishes a verdict, for which the others wait."""
         part, link, round, rank = self.part, self.link, membership.round, membership.rank
 
@@ -300,10 +298,10 @@ class Joining:
             return [f"{found[rank]}, rank {rank}," if rank in found else f"rank {rank}" for rank in ranks]
 
         key = part.keys.reached(round.number, round.term)
-        heard: list[Verdict] = []
+        heard: list[ReachVerdict] = []
         self._tried = 0.0
 
-        async def tick() -> None:
+        async def count_time() -> None:
             while not heard:
                 await anyio.sleep(TICK)
                 self._tried += TICK
@@ -313,13 +311,13 @@ class Joining:
             await anyio.sleep(HEAR_AFTER)
             with contextlib.suppress(StoreError, RendezvousStateError):
                 (entry,) = await link.store.wait([key], timeout=WITHIN + HEARD_WITHIN)
-                heard.append(Verdict.unpack(entry.value))
+                heard.append(ReachVerdict.unpack(entry.value))
                 if self._tried < TRIED_LEAST:
                     trying.cancel_scope.cancel()
 
         problem, missing = "this process was paused, or too busy, while rank 0 listened", list[int]()
         async with anyio.create_task_group() as trying:
-            trying.start_soon(tick)
+            trying.start_soon(count_time)
             if rank:
                 trying.start_soon(wait_for_verdict)
             problem, missing = await check_reachability(round, rank, names_of)
@@ -327,12 +325,12 @@ class Joining:
         if not problem:
             return None
         problem = f"node {part.node_id} (rank {rank}): {problem}"
-        verdict = Verdict(why=problem)
+        verdict = ReachVerdict(why=problem)
         # If rank 0 publishes no verdict in time, return this node's own, which leaves no node out.
         with anyio.move_on_after(HEARD_WITHIN), contextlib.suppress(StoreError, RendezvousStateError):
             if rank == 0:
                 needed = part.agreed.rules.needed
-                said = make_verdict(problem, missing, size=round.size, needed=needed, again=part.unreached)
+                said = reach_verdict(problem, missing, size=round.size, needed=needed, again=part.unreached)
                 lease = await link.run_lease()
                 unchanged = when.mod_revision(part.keys.round) == round.revision
                 result = await link.store.transact(when=(unchanged,), then=(Put(key, said.pack(), lease=lease.id),))
@@ -341,5 +339,5 @@ class Joining:
             if heard:
                 return heard[0]
             (entry,) = await link.store.wait([key])
-            verdict = Verdict.unpack(entry.value)
+            verdict = ReachVerdict.unpack(entry.value)
         return verdict

@@ -32,7 +32,7 @@ HAND_OVER_TRIPS = 2  # round trips added to `HAND_OVER_WITHIN`: the report, and 
 WITHDRAW_TRIPS = 4  # round trips of a withdrawal: two writes, and the report of the departure
 
 
-async def announce_move(part: NodeState, link: StoreSession, *, after: float = 0.0) -> None:
+async def announce_store_move(part: NodeState, link: StoreSession, *, after: float = 0.0) -> None:
     """If this node hosts the store and another host may follow, announce the store's end: no more rounds complete."""
     if not (part.settings.endpoint.has_successors and link.hosts_store()) or link.follower.head.moves:
         return
@@ -62,11 +62,11 @@ class Withdrawal:
         async with self._withdrawing:  # a timeout and the closing of the handler may withdraw concurrently
             part.end_membership("this node has left it")
             in_doubt, lease = part.arrival.in_doubt, part.arrival.lease
-            part.arrival.withdraw()
+            part.arrival.on_withdraw()
             try:
                 if link is None or lease is None or not (in_doubt or part.arrival.record):
                     return
-                if not in_doubt and await self._take_back(link, within):
+                if not in_doubt and await self._withdraw_record(link, within):
                     return
                 # The record may still be stored: stop renewing its lease, so that the record expires.
                 part.arrival.lease, link.release_within = None, RELEASE_SOON
@@ -74,9 +74,9 @@ class Withdrawal:
             finally:
                 if link is not None:
                     link.stop_renewing_run()
-                part.arrival.removed()
+                part.arrival.on_removed()
 
-    async def _take_back(self, link: StoreSession, within: float) -> bool:
+    async def _withdraw_record(self, link: StoreSession, within: float) -> bool:
         part = self._part
         drain = link.follower.head.drains.get(part.node_id)
         drained = "" if drain is None else f"drained{f': {drain.reason}' if drain.reason else ''}"
@@ -121,7 +121,7 @@ class Withdrawal:
                 head, node_id = link.follower.head, self._part.node_id
                 ours = head.coordinator is not None and head.coordinator.node_id == node_id
                 progress = head.progress
-                if not ours or head.round is None or not self._is_in(head.round, arrival):
+                if not ours or head.round is None or not self._was_member_of(head.round, arrival):
                     return
                 if progress is not None and progress.round == head.round.number:
                     # The report names this node as lost if it leaves before the agreed step and its body's end.
@@ -130,12 +130,12 @@ class Withdrawal:
                             return
                 await reported.sleep_until(None)
 
-    def _is_in(self, round: Round, arrival: int) -> bool:
+    def _was_member_of(self, round: Round, arrival: int) -> bool:
         membership = self._part.membership
         known = membership is not None and membership.round.number == round.number
         return known or round.rank_of(arrival) is not None
 
-    async def give_up(self, link: StoreSession, me: Joiner) -> Round | None:
+    async def withdraw_after_timeout(self, link: StoreSession, me: Joiner) -> Round | None:
         """Delete the record after a timeout. If a newer round was committed before, return that round instead."""
         part = self._part
         if not link.store.connected:
@@ -147,5 +147,5 @@ class Withdrawal:
             (entry,) = result.results
             if isinstance(entry, Entry) and (known is None or entry.mod_revision != known.revision):
                 return Round.unpack(entry.value, revision=entry.mod_revision)
-        part.arrival.removed()
+        part.arrival.on_removed()
         return None

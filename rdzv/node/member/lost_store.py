@@ -9,14 +9,14 @@ from rdzv.config.resizing import resize
 from rdzv.core.hosts.lost_store import LastKnownRun, last_known_run
 from rdzv.core.state import Ban, LostStore, pack_settings, unpack_settings
 from store import Delete, Put, when
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     from rdzv.node.link.store_session import StoreSession
     from rdzv.node.member.node_state import NodeState
     from store.messages import Operation
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 
 def remember_lost_store(part: NodeState, link: StoreSession) -> None:

@@ -11,10 +11,10 @@ import anyio
 from rdzv.core.stopping import BegunStep
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.member.arrival import State
-from rdzv.node.member.leaving import announce_move
-from rdzv.node.member.step_reporter import earlier
+from rdzv.node.member.leaving import announce_store_move
+from rdzv.node.member.step_reporter import earlier_time
 from store import ConditionFailed, Put, StoreError, when
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     from rdzv.core.state import Ban, NodeRecord
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rdzv.node.link.store_session import StoreSession
     from rdzv.node.member.node_state import NodeState
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 LOOK_AGAIN_AFTER = 1.0  # seconds until the next check after one that raised an error
 
@@ -36,7 +36,7 @@ class MembershipWatcher:
         self._follower = link.follower
         self._follower.set_attributes(part.settings.attributes)
         self._resets, self._banned_at = self._follower.resets, 0
-        self._seen = self._concerns_all
+        self._seen = self._watched_state
         self._answered: Membership | None = None  # the membership in which this node last answered where to stop
         self._wakeup = Wakeup()
 
@@ -48,13 +48,13 @@ class MembershipWatcher:
 
     def notify(self) -> None:
         """Wake the checking task if an event may concern this node."""
-        concerns_all = self._concerns_all
+        concerns_all = self._watched_state
         if self._part.is_member or concerns_all != self._seen:
             self._seen = concerns_all
             self._wakeup.notify()
 
     @property
-    def _concerns_all(self) -> tuple[object, int]:
+    def _watched_state(self) -> tuple[object, int]:
         return self._follower.own_ban, self._follower.resets
 
     async def _check_state(self) -> float | None:
@@ -74,8 +74,8 @@ class MembershipWatcher:
             membership = part.membership
             if membership is not None and membership.over is None:
                 await self._answer_stop_question(link, membership)
-                again = earlier(again, part.own_beats.report_if_quiet(link, membership))
-                again = earlier(again, await self._check_drain(link, membership))
+                again = earlier_time(again, part.own_beats.report_if_quiet(link, membership))
+                again = earlier_time(again, await self._check_drain(link, membership))
         except Exception as error:  # noqa: BLE001  after any error, look again
             level = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
             log.log(level, "node %s cannot look at its own state: %r", part.node_id, error)
@@ -88,7 +88,7 @@ class MembershipWatcher:
         if stop is None or stop.decided or stop.round != membership.round.number or not membership.round.in_steps:
             return
         if self._answered is not membership and lease is not None:
-            begun = BegunStep(round=membership.round.number, step=membership.gate.ask())
+            begun = BegunStep(round=membership.round.number, step=membership.gate.close_gate())
             # If the node's record has changed, the node has left this round: the store rejects its answer.
             await link.store.transact(
                 when=membership.fence(part.keys),
@@ -105,7 +105,7 @@ class MembershipWatcher:
         part = self._part
         leaving, record = part.announced_drain(link.follower.head), part.arrival.record
         if leaving is not None and (left := leaving.until - link.store.time()) > 0:
-            await announce_move(part, link, after=left)
+            await announce_store_move(part, link, after=left)
             return leaving.until
         if leaving is None or record is None or part.arrival.state is not State.TAKEN_IN:
             return None  # if a record is being sent, its answer wakes this task
@@ -140,6 +140,6 @@ class MembershipWatcher:
         entry = await link.store.get(part.keys.node(part.node_id))
         if not part.arrival.is_current(record.arrival) or (entry is not None and entry.mod_revision == record.arrival):
             return
-        part.arrival.removed()
+        part.arrival.on_removed()
         part.end_membership("its record was deleted; it may have been banned for a while", dropped=True)
         part.listeners.notify()

@@ -26,7 +26,7 @@ from rdzv.membership import Membership
 from rdzv.node.member.arrival import Arrival, State
 from rdzv.node.member.step_reporter import StepReporter
 from rdzv.node.run.run_settings import RunSettings
-from store.printable import escaping, without_durations
+from store.printable import escape_arguments, without_durations
 
 if TYPE_CHECKING:
     import random
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rdzv.node.link.store_session import StoreSession
     from store.keeping import HeldLease
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 NOT_WAITING = "not waiting for anything"
 
@@ -112,7 +112,7 @@ class NodeState:
             log.info("run %s, node %s: %s", self.keys.run_id, self.node_id, reason)
         self._reason, self._reason_now = reason, reason_now
 
-    def timeout(self, link: StoreSession | None) -> RendezvousTimeoutError:
+    def timeout_error(self, link: StoreSession | None) -> RendezvousTimeoutError:
         """Return the error for a timed-out `next_rendezvous`."""
         away = link is None or not link.store.connected
         problem = f"; the store is out of reach{link.hosting_hint if link is not None else ''}" if away else ""
@@ -164,12 +164,12 @@ class NodeState:
     def note_lease_lost(self, lease: HeldLease, reason: str) -> None:
         """Handle the loss of a lease. If this node's record was on it, the record and the membership are lost."""
         if self.arrival.lease is lease:
-            self.arrival.lease_lost()
+            self.arrival.on_lease_lost()
             self.end_membership(reason, dropped=True)
             self.on_lease_lost()
             self.listeners.notify()
 
-    def note(self, away: bool) -> bytes:
+    def keep_alive_note(self, away: bool) -> bytes:
         """Return the note for the next keep-alive."""
         self.on_keep_alive()
         return self.own_beats.note(self.membership, away=away)
@@ -178,7 +178,7 @@ class NodeState:
         self, round: Round, rank: int, me: Joiner, link: StoreSession, *, time: Callable[[], float]
     ) -> Membership:
         """Become a member of a round that contains this node; `time` is the node's clock, which is thread-safe."""
-        self.arrival.accepted()
+        self.arrival.on_accepted()
         self.lapses = 0
         self.lapsed_in = -1
         ((host, _), *_) = self.settings.endpoint.hosts
@@ -209,7 +209,7 @@ class NodeState:
         # A later round may contain a record that is being sent: on etcd, the round's event may precede the answer.
         membership.update(link.follower.head, rejoins=self.arrival.state is State.SENT)
         if not self.is_member:
-            self._note_end(membership)
+            self._log_membership_end(membership)
         if membership.record_gone:
             self._forget_record(link, by_decision=membership.expelled)
 
@@ -219,7 +219,7 @@ class NodeState:
         self._forget_record(link, by_decision=True)
 
     def _forget_record(self, link: StoreSession, *, by_decision: bool) -> None:
-        self.arrival.removed()
+        self.arrival.on_removed()
         if by_decision:  # this was no outage, in which other nodes lose their leases, too
             self.lapsed_in = -1
         link.spawn(link.step_down(), f"decide nothing more of {self.keys.run_id}")
@@ -230,16 +230,16 @@ class NodeState:
         if membership is None or membership.over is not None:
             return
         membership.end(reason, dropped=dropped)
-        self._note_end(membership)
+        self._log_membership_end(membership)
 
-    def _note_end(self, membership: Membership) -> None:
+    def _log_membership_end(self, membership: Membership) -> None:
         if membership.dropped:
             self.lapsed_in = membership.round.number
             who = f"run {self.keys.run_id}, round {membership.round.number}: node {self.node_id}"
             log.warning("%s was dropped: %s", who, membership.over)
         self.listeners.notify()
 
-    def note_lapse(self) -> None:
+    def note_lease_expired(self) -> None:
         """Remember the round in which this node's lease expired, for its next record."""
         if self.membership is not None and self.membership.over is None:
             self.lapsed_in = self.membership.round.number

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from rdzv.core.stuck.step_log import WAITS_AFTER
 from store.keeping import RENEWALS_PER_TTL
-from store.printable import escaping, in_words
+from store.printable import escape_arguments, in_words
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.membership import Membership
     from rdzv.node.link.store_session import StoreSession
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 SAY_WAIT_AFTER = 1.5  # seconds of a member's wait in the round's store before its node logs the wait
 LOOKS_PER_LIMIT = 4  # checks of a member's steps per time limit, unless the limit's end sets the next check
@@ -54,7 +54,7 @@ class StepReporter:
     def report_if_quiet(self, link: StoreSession, membership: Membership) -> float | None:
         """If the member waits or is quiet for too long, send a note at once; return when to check again."""
         self._link = link
-        return earlier(self._report_wait(link, membership), self._report_quiet(link, membership))
+        return earlier_time(self._report_wait(link, membership), self._report_quiet(link, membership))
 
     def _report_wait(self, link: StoreSession, membership: Membership) -> float | None:
         """Log a member's long wait in the round's store, and send a note of it without awaiting the next keep-alive."""
@@ -81,7 +81,7 @@ class StepReporter:
         limits = [limit for limit in self._limits if limit is not None]
         if not limits:
             return None
-        limit = self._limits[1 if beats.first else 0]
+        limit = self._limits[1 if beats.is_first_step else 0]
         if limit is None or not beats.counts:
             return now + min(limits) / LOOKS_PER_LIMIT  # by then a time limit may apply to the member
         since, every = beats.quiet_since(), limit / NOTES_PER_LIMIT
@@ -100,6 +100,6 @@ class StepReporter:
         return min(now + limit / LOOKS_PER_LIMIT, next_note)
 
 
-def earlier(one: float | None, other: float | None) -> float | None:
+def earlier_time(one: float | None, other: float | None) -> float | None:
     """Return the earlier of two times; None means never."""
     return min((time for time in (one, other) if time is not None), default=None)

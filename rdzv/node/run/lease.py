@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 RUN_TTL_LEAST = 60.0  # seconds that a run without nodes stays, at least, even if `closed_ttl` is shorter
 
 
-async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
+async def obtain_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
     """Return the run's own lease; grant it if there is none. The key `keys.lease`, on that lease, has its TTL."""
     entry = await store.get(keys.lease)
     if entry is None:
         grant = run_grant(keys, closed_ttl, most=store.lease_ttl_max)
         try:
-            made = await store.transact(then=(run_lease_note(keys, grant),), grants=(grant,))
+            made = await store.transact(then=(run_lease_put(keys, grant),), grants=(grant,))
         except LimitExceeded as error:
             raise lease_refusal(error, closed_ttl=closed_ttl) from error
         (there,) = made.results
@@ -36,7 +36,7 @@ def run_grant(keys: Keys, closed_ttl: float, *, most: float) -> Grant:
     return Grant(ttl=max(closed_ttl, min(RUN_TTL_LEAST, most)), id=keys.lease_id)
 
 
-def run_lease_note(keys: Keys, grant: Grant) -> Create:
+def run_lease_put(keys: Keys, grant: Grant) -> Create:
     """Return the write of the key `keys.lease`, which has no effect if the key exists."""
     return Create(keys.lease, f"{grant.ttl:g}".encode(), lease=grant.id)
 

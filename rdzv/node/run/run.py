@@ -26,11 +26,11 @@ from rdzv.core.state import WITH, Ban, Closed, Head, Unban, ban_name, pack_setti
 from rdzv.core.stopping import Drain, Resized
 from rdzv.core.stuck.accusing import UNNAMED, WHY_MOST, Accusation
 from rdzv.errors import RendezvousClosedError, RendezvousStateError
-from rdzv.node.run.lease import is_ttl_too_long, take_run_lease
+from rdzv.node.run.lease import is_ttl_too_long, obtain_run_lease
 from rdzv.node.run.status import drain_ttl, find_member, read_clock, read_history, read_nodes, read_run, read_usage
 from store import ConditionFailed, Delete, Entry, Get, LimitExceeded, Put, when
 from store.net.tasks import cancel_and_wait
-from store.printable import escaping, first_of
+from store.printable import abbreviate, escape_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership
     from store import Lease, Store
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 WITHIN: Final = Parameter("within", duration())
 ENDS_WITHIN: Final = 5.0  # seconds that a cancelled call of `ban` has to complete
@@ -119,7 +119,7 @@ class Run:
     async def set_closed(self, reason: str = "", *, lease: Lease | None = None, **verdict: Any) -> Closed:
         """Close the run, and return its first closing. `verdict` has the fields `given_up` and `status` of `Closed`."""
         closed = Closed(reason=reason, by=self.by, **verdict)
-        lease = lease or await take_run_lease(self.store, self.keys, self.keep)
+        lease = lease or await obtain_run_lease(self.store, self.keys, self.keep)
         result = await self.store.compare_and_set(self.keys.closed, closed.pack(), expected_revision=0, lease=lease)
         await lease.keep_alive()  # renew the lease, as the run may have no node that does
         return Closed.of(result.entry.value) if result.entry else closed
@@ -163,9 +163,9 @@ class Run:
             now: Also remove banned members from their round at once. Waiting nodes are removed in any case.
             lasts: Seconds after which the ban expires; None: only when lifted.
         """
-        name, attribute = _ban_target(node_id, where)
+        name, attribute = _name_and_attribute(node_id, where)
 
-        async def find() -> dict[str, int]:
+        async def find_banned() -> dict[str, int]:
             if where is None:
                 there = await self.store.get(self.keys.node(node_id))
                 return {} if there is None else {node_id: there.mod_revision}
@@ -173,14 +173,14 @@ class Run:
             return {each.node_id: each.arrival for each in records if each.attributes.get(where[0]) == where[1]}
 
         ban = Ban(reason=reason, by=self.by, now=now, lasts=lasts, where=attribute)
-        return tuple(sorted(await self._write_ban(name, ban, find)))
+        return tuple(sorted(await self._write_ban(name, ban, find_banned)))
 
     async def unban(self, node_id: str = "", reason: str = "", *, where: tuple[str, str] | None = None) -> bool:
         """Lift the ban of a node, or of an attribute and its value; the history gets the reason.
 
         Return True if there was such a ban. If an attribute's ban is lifted, nodes banned by their id stay banned.
         """
-        name, attribute = _ban_target(node_id, where)
+        name, attribute = _name_and_attribute(node_id, where)
         note = Unban(who=f"{WITH}{attribute}" if attribute else node_id, reason=reason, by=self.by).pack()
         while (ban := await self.store.get(self.keys.bans + name)) is not None:
             done = await self.store.transact(
@@ -199,9 +199,9 @@ class Run:
         """
         ban.pack()  # if the ban is invalid, this raises
 
-        async def write() -> set[str]:
+        async def write_and_delete() -> set[str]:
             here = await find()  # list the nodes before writing the ban, at which waiting nodes leave
-            final, lease = await self._lease_for(ban)
+            final, lease = await self._ban_and_lease(ban)
             await self.store.put(self.keys.bans + name, final.pack(), lease=lease)
             # No banned node arrives once the ban is written, so this loop ends.
             while found := await find():
@@ -215,7 +215,7 @@ class Run:
                         await self.store.delete(key, when=(when.mod_revision(key) == arrival,))
             return set(here)
 
-        writing = asyncio.create_task(write(), name=f"ban {name} from run {self.run_id}")
+        writing = asyncio.create_task(write_and_delete(), name=f"ban {name} from run {self.run_id}")
         try:
             return await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -237,10 +237,10 @@ class Run:
             if await find_member(self.store, self.keys, round, node_id=node_id, arrival=arrival) is None
         }
 
-    async def _lease_for(self, ban: Ban) -> tuple[Ban, Lease]:
+    async def _ban_and_lease(self, ban: Ban) -> tuple[Ban, Lease]:
         """Return the ban and its lease: the run's, or if the ban expires, its own, with the granted TTL as `lasts`."""
         if ban.lasts is None:
-            return ban, await take_run_lease(self.store, self.keys, self.keep)
+            return ban, await obtain_run_lease(self.store, self.keys, self.keep)
         if not 0 < ban.lasts <= DURATION_MAX:  # false for NaN, too
             refuse(f"a ban that lasts {shown(ban.lasts)} s: it must be more than 0 s, and at most {DURATION_MAX:.0f} s")
         try:
@@ -269,7 +269,7 @@ class Run:
         """If the store has no key of this run, raise RendezvousStateError, with the ids of existing runs."""
         if not await self.store.count(self.keys.root):
             runs = sorted(await read_usage(self.store, self.keys.prefix))
-            there = f"it has {first_of(runs, RUNS_NAMED_MOST)}" if runs else f"it has none under {self.keys.prefix}"
+            there = f"it has {abbreviate(runs, RUNS_NAMED_MOST)}" if runs else f"it has none under {self.keys.prefix}"
             raise RendezvousStateError(f"the store has no run {self.run_id}; {there}")
 
     async def restore(self, key: str) -> bytes | None:
@@ -306,7 +306,7 @@ def _check_node_id(node_id: str) -> None:
         refuse(f"node_id={shown(node_id)} must be {NAME.limit}")
 
 
-def _ban_target(node_id: str, where: Any) -> tuple[str, str]:
+def _name_and_attribute(node_id: str, where: Any) -> tuple[str, str]:
     """Return a ban's name, and the banned attribute as "rack=17", or "" if the ban is of a node."""
     if (where is None) == (node_id == ""):
         given = "neither" if where is None else "both"

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import SCHEMES
-from rdzv.config.resizing import describe_size, sizes_of, was_resized_from
+from rdzv.config.resizing import describe_size, differs_by_resize, size_limits_of
 from rdzv.config.settings import describe_difference
 from rdzv.core.decision import Rules
-from rdzv.core.ranks import find_order
+from rdzv.core.ranks import find_rank_order
 from rdzv.core.state import pack_settings, unpack_settings
 from rdzv.errors import RendezvousSettingsError
 from rdzv.node.run.status import read_nodes
 from store import Entry, Lease
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.keys import Keys
     from store import Store, TransactionResult
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 
 class RunSettings:
@@ -40,7 +40,7 @@ class RunSettings:
             unit=settings.node_unit,
             last_call=settings.last_call_timeout,
             early_last_call=settings.early_last_call,
-            order=find_order(settings.rank_order),
+            order=find_rank_order(settings.rank_order),
             expected=settings.expected,
             unit_within=settings.unit_within or "",
             ttl=settings.ttl,
@@ -50,18 +50,18 @@ class RunSettings:
         """Accept the run's settings; if this node's differ by more than a resize, return the difference instead."""
         theirs = unpack_settings(there)
         difference = describe_difference(self._ours, theirs)
-        if difference and not was_resized_from(theirs, self._ours):
+        if difference and not differs_by_resize(theirs, self._ours):
             return difference
         before, now = (describe_size(one["min_nodes"], one["max_nodes"]) for one in (self._agreed, theirs))
         if before != now:
             text = "run %s was resized to %s; this node uses these numbers now, instead of %s"
             log.warning(text, self._run_id, now, before)
         self._agreed, self.value = theirs, there
-        needed, capacity = sizes_of(theirs)
+        needed, capacity = size_limits_of(theirs)
         self.rules = replace(self.rules, needed=needed, capacity=capacity)
         return ""
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Return to this node's own settings, as no other node is in the run."""
         assert self.accept(pack_settings(self._ours)) == "", "they do not differ from themselves"
 
@@ -84,7 +84,7 @@ async def agree_on_settings(
                 return
             what = f"was started with other settings: {difference}; give all nodes the same"
             raise RendezvousSettingsError(f"run {keys.run_id} {what}")
-        agreed.forget()
+        agreed.reset()
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=there.mod_revision, lease=lease)
 
 

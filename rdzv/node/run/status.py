@@ -7,11 +7,11 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rdzv.core.absent import NAMED_MOST, Absent
+from rdzv.core.absent import NAMED_MOST, AbsentNodes
 from rdzv.core.decision import explain
 from rdzv.core.history import History, TimeOfDayNote, nodes_gone_before
 from rdzv.core.keys import Keys
-from rdzv.core.report import RunStatus, closing_of
+from rdzv.core.report import RunStatus, closing_incident
 from rdzv.core.round import Member, Participant, Round, bucket_of
 from rdzv.core.state import Ban, Head, NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.stopping import Drain
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DRAIN_KEPT = 60.0  # seconds that a drain outlives its deadline, for a node that returns after an outage
 
 
-class Usage(NamedTuple):
+class RunUsage(NamedTuple):
     """One run's size in the store; `bytes` and `age` are None on etcd, which does not count them."""
 
     run_id: str
@@ -47,7 +47,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
     since = {node_id: record.since for node_id, record in records.items() if record.since}
     releases = Counter(record.release or "an unknown release" for record in records.values())
     addresses = {node_id: record.address for node_id, record in records.items()}
-    members, ranked = await _take_members(store, keys, head, records)
+    members, ranked = await _read_live_members(store, keys, head, records)
     waiting = sorted(records.values(), key=lambda record: record.arrival)
     after = head.progress.spares_after if head.progress is not None else None
     named = head.progress.spare_ids if head.progress is not None else ()
@@ -56,11 +56,11 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
         for record in waiting
         if record.node_id in named or (after is not None and record.arrival > after and record.node_id not in ranked)
     ]
-    settings = _settings(await store.get(keys.settings))
+    settings = _settings_in(await store.get(keys.settings))
     accusations = [Accusation.unpack_at(entry.key, entry.value) for entry in await store.list(keys.accusations)]
-    elapsed = _elapsed(head, store.time(), time_of_day)
-    absent = _absent(head, elapsed=elapsed)
-    all_bans = await _bans(store, keys)
+    elapsed = _progress_age(head, store.time(), time_of_day)
+    absent = _aged_absent(head, elapsed=elapsed)
+    all_bans = await _read_bans(store, keys)
     bans = {name: ban for name, ban in all_bans.items() if not ban.where}
     history = await read_history(store, keys) if head.round is not None else History()
     if head.round is not None and head.closed is None:
@@ -68,25 +68,25 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
         gone = nodes_gone_before(history, head.round.number, here=known, now=time_of_day)
         absent = absent.replace(missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
     counts = {"members": len(members), "waiting": len(waiting)}
-    roster = await _last_roster(store, keys, head) if head.closed or absent.missing else {}
+    roster = await _read_last_roster(store, keys, head) if head.closed or absent.missing else {}
     outside = {record.node_id: record.attributes for record in waiting}
     outside |= {one.node_id: roster[one.node_id].attributes for one in absent.missing if one.node_id in roster}
-    closing = closing_of(history.chapters[-1]) if head.closed and history.chapters else None
+    closing = closing_incident(history.chapters[-1]) if head.closed and history.chapters else None
     steps, awaits = await read_steps(store, keys, head, {member.node_id for member in members})
     status = RunStatus(
         run_id=keys.run_id,
         round=head.round.number if head.round else None,
         now=time_of_day,
-        phase=_phase(head),
-        phase_for=_phase_for(head, history, settings, elapsed=elapsed, waited=absent.waited, at=time_of_day),
-        last_call_left=_last_call_left(head, elapsed) if _phase(head) is Phase.LAST_CALL else None,
+        phase=_phase_of(head),
+        phase_for=_seconds_in_phase(head, history, settings, elapsed=elapsed, waited=absent.waited, at=time_of_day),
+        last_call_left=_last_call_left(head, elapsed) if _phase_of(head) is Phase.LAST_CALL else None,
         closing=head.closed,
         closed_at=closing.at if closing else None,
         standstill=head.progress.standstill if head.progress and not _is_round_newer(head) else "",
         attributes=outside,
         last_members=tuple(roster.values()) if head.closed else (),
-        reason=_reason(head, elapsed=elapsed, **counts),
-        waits_for=_reason(head, elapsed=None, **counts),
+        reason=_wait_reason(head, elapsed=elapsed, **counts),
+        waits_for=_wait_reason(head, elapsed=None, **counts),
         members=tuple(sorted(members, key=lambda member: member.rank)),
         waiting=tuple(record.node_id for record in waiting),
         spares=tuple(spares),
@@ -108,8 +108,8 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
         waited=absent.waited,
         since=since,
         addresses={**{one.node_id: one.address for one in absent.missing if one.address}, **addresses},
-        draining=await _drains(store, keys, addresses),
-        resized=_resized(head),
+        draining=await _read_drains(store, keys, addresses),
+        resized=_pending_resize(head),
         accused=tuple(
             sorted(
                 (one.accused, one.by, one.why)
@@ -123,7 +123,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
     return status, history
 
 
-async def _take_members(
+async def _read_live_members(
     store: Store, keys: Keys, head: Head, records: dict[str, NodeRecord]
 ) -> tuple[list[Participant], set[str]]:
     """Return the live members of the last round, and the ids of all its members. Remove live members from `records`."""
@@ -152,7 +152,7 @@ def participant_of(record: NodeRecord, rank: int) -> Participant:
     )
 
 
-def _settings(entry: Entry | None) -> dict[str, Any]:
+def _settings_in(entry: Entry | None) -> dict[str, Any]:
     try:
         return unpack_settings(entry.value) if entry is not None else {}
     except RendezvousStateError as error:
@@ -160,7 +160,7 @@ def _settings(entry: Entry | None) -> dict[str, Any]:
         return {}
 
 
-async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
+async def _read_bans(store: Store, keys: Keys) -> dict[str, Ban]:
     bans = {}
     for entry in await store.list(keys.bans):
         ban = Ban.unpack_at(entry.key, entry.value)
@@ -181,7 +181,7 @@ def drain_ttl(store: Store, within: float) -> float:
     return min(within + DRAIN_KEPT, store.lease_ttl_max)
 
 
-async def _drains(store: Store, keys: Keys, here: Collection[str]) -> dict[str, tuple[float, str]]:
+async def _read_drains(store: Store, keys: Keys, here: Collection[str]) -> dict[str, tuple[float, str]]:
     drains = {}
     for entry in await store.list(keys.drains):
         node_id, drain = entry.key.removeprefix(keys.drains), Drain.unpack_at(entry.key, entry.value)
@@ -198,7 +198,7 @@ async def read_steps(
     """Return the reported steps, and the reported waits (the key, and the seconds so far), by member."""
     if head.round is None or not members:
         return {}, {}
-    notes = {node_id: heard for node_id, heard in (await read_beats(store, keys)).items() if node_id in members}
+    notes = {node_id: heard for node_id, heard in (await read_last_notes(store, keys)).items() if node_id in members}
     steps = {
         node_id: StepOf(
             step=heard.note.step,
@@ -221,7 +221,7 @@ async def read_steps(
     return steps, awaits
 
 
-async def read_beats(store: Store, keys: Keys) -> Mapping[str, LastNote]:
+async def read_last_notes(store: Store, keys: Keys) -> Mapping[str, LastNote]:
     """Return each node's last note, if any, by node id."""
     heard = {}
     for one in await store.notes(keys.nodes):
@@ -277,19 +277,19 @@ async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
     return found
 
 
-async def read_usage(store: Store, prefix: str) -> dict[str, Usage]:
+async def read_usage(store: Store, prefix: str) -> dict[str, RunUsage]:
     """Return each run's size under a prefix, by the store's count, or by listing all keys."""
     root = f"{prefix}/"
     with contextlib.suppress(Unsupported):
         groups = [group for group in await store.groups() if group.name.startswith(root)]
         if all(group.name.count("/", len(root)) == 1 for group in groups):  # each group is one run
             runs = ((group.name[len(root) : -1], group) for group in groups)
-            return {run_id: Usage(run_id, group.keys, group.bytes, group.age) for run_id, group in runs}
-    counted = count_by_run((entry.key for entry in await store.list(root, keys_only=True)), root)
-    return {run_id: Usage(run_id, keys) for run_id, keys in counted.items()}
+            return {run_id: RunUsage(run_id, group.keys, group.bytes, group.age) for run_id, group in runs}
+    counted = count_keys_by_run((entry.key for entry in await store.list(root, keys_only=True)), root)
+    return {run_id: RunUsage(run_id, keys) for run_id, keys in counted.items()}
 
 
-def count_by_run(keys: Iterable[str], root: str) -> Counter[str]:
+def count_keys_by_run(keys: Iterable[str], root: str) -> Counter[str]:
     """Count keys by run id. Skip keys with an empty id: on etcd, receipts of writes."""
     parts = (key[len(root) :].partition("/") for key in keys)
     return Counter(run_id for run_id, slash, _ in parts if run_id and slash)
@@ -320,7 +320,7 @@ async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, a
     return next((one for one in members if one.node_id == node_id and one.arrival == arrival), None)
 
 
-def _phase(head: Head) -> Phase:
+def _phase_of(head: Head) -> Phase:
     if head.closed is not None:
         return Phase.CLOSED
     if _is_round_newer(head):
@@ -330,14 +330,14 @@ def _phase(head: Head) -> Phase:
     return Phase.GATHERING if phase is Phase.CLOSED else phase
 
 
-def reason_of(head: Head, status: RunStatus, *, now: float) -> str:
+def wait_reason_of(head: Head, status: RunStatus, *, now: float) -> str:
     """Return why the run waits, as in an earlier `status`, with durations as of `now`."""
-    return _reason(
-        head, members=len(status.members), waiting=len(status.waiting), elapsed=_elapsed(head, now, status.now)
+    return _wait_reason(
+        head, members=len(status.members), waiting=len(status.waiting), elapsed=_progress_age(head, now, status.now)
     )
 
 
-def _reason(head: Head, *, members: int, waiting: int, elapsed: float | None) -> str:
+def _wait_reason(head: Head, *, members: int, waiting: int, elapsed: float | None) -> str:
     if head.closed is not None:
         reason = f": {head.closed.reason}" if head.closed.reason else ""
         return f"the run is closed by {head.closed.by or 'an unknown caller'}{reason}"
@@ -353,11 +353,11 @@ def _last_call_left(head: Head, elapsed: float) -> float | None:
     return None if left is None else max(left - elapsed, 0.0)
 
 
-def _phase_for(
+def _seconds_in_phase(
     head: Head, history: History, settings: Mapping[str, Any], *, elapsed: float, waited: float | None, at: float
 ) -> float | None:
     last, began = history.chapters[-1] if history.chapters else None, None
-    match _phase(head):
+    match _phase_of(head):
         case Phase.LAST_CALL:
             left, lasts = _last_call_left(head, elapsed), settings.get("last_call_timeout")
             return None if left is None or not isinstance(lasts, (int, float)) else max(lasts - left, 0.0)
@@ -368,12 +368,12 @@ def _phase_for(
         case Phase.TRAINING:
             began = None if last is None else last.at
         case Phase.CLOSED:
-            closing = closing_of(last) if last is not None else None
+            closing = closing_incident(last) if last is not None else None
             began = None if closing is None else closing.at
     return None if began is None else max(at - began, 0.0)
 
 
-async def _last_roster(store: Store, keys: Keys, head: Head) -> dict[str, Participant]:
+async def _read_last_roster(store: Store, keys: Keys, head: Head) -> dict[str, Participant]:
     if head.round is None:
         return {}
     try:
@@ -382,20 +382,20 @@ async def _last_roster(store: Store, keys: Keys, head: Head) -> dict[str, Partic
         return {}
 
 
-def _resized(head: Head) -> Resized | None:
+def _pending_resize(head: Head) -> Resized | None:
     in_force = head.resized is None or (head.round is not None and head.round.revision > head.resized.revision)
     return None if in_force else head.resized
 
 
-def _absent(head: Head, *, elapsed: float) -> Absent:
+def _aged_absent(head: Head, *, elapsed: float) -> AbsentNodes:
     if head.progress is None or head.closed is not None or _is_round_newer(head):
-        return Absent()
+        return AbsentNodes()
     absent = head.progress.absent
     missing = tuple(one.replace(ago=None if one.ago is None else one.ago + elapsed) for one in absent.missing)
     return absent.replace(missing=missing, waited=None if absent.waited is None else absent.waited + elapsed)
 
 
-def _elapsed(head: Head, now: float, time_of_day: float) -> float:
+def _progress_age(head: Head, now: float, time_of_day: float) -> float:
     """Return the seconds since the run's progress was written, even if this node did not watch the run then."""
     since = max(now - head.progress_at, 0.0)
     said_at = head.progress.absent.said_at if head.progress is not None else 0.0

@@ -19,7 +19,7 @@ from rdzv.display.standard_error import StandardErrorHandler
 from rdzv.loop import EndKind
 from rdzv.torch.agent.unnamed_run import NO_NAME
 from rdzv.torch.pytorch import signal_of
-from store.printable import escaping, without_durations
+from store.printable import escape_arguments, without_durations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rdzv import Closed, Ending, sync
     from rdzv.config.settings import Settings
 
-log: logging.Logger = escaping(logging.getLogger("rdzv.torch"))
+log: logging.Logger = escape_arguments(logging.getLogger("rdzv.torch"))
 
 WAITS_SILENTLY: Final = 3.0  # seconds that an agent waits for other nodes before it logs the reason
 SAYS_AGAIN_AFTER: Final = 30.0  # seconds until the same reason for a wait is logged again
@@ -36,7 +36,7 @@ JOIN_WITHIN: Final = 1.0  # seconds to wait for the end of a logging thread
 COST_AFTER: Final = 1.0  # seconds from the round after a loss until the run's cost is written
 
 
-class _Formatter(logging.Formatter):
+class _LogFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%m%d %H:%M:%S", time.localtime(record.created))
         milliseconds = int(record.msecs)
@@ -53,7 +53,7 @@ def configure_logging() -> None:
         logger = logging.getLogger(name)
         if not logger.hasHandlers():
             handler = StandardErrorHandler()
-            handler.setFormatter(_Formatter())
+            handler.setFormatter(_LogFormatter())
             logger.addHandler(handler)
             logger.propagate = False
         if logger.level == logging.NOTSET and level is not None:
@@ -84,7 +84,7 @@ class Screen:
         """Suppress PyTorch's traceback for an agent that a signal ends; call `end` with the signal's name."""
         before = sys.excepthook
 
-        def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        def print_unless_signal(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             name = signal_of(error)
             if name is None:
                 before(kind, error, trace)
@@ -92,7 +92,7 @@ class Screen:
                 log.debug("run %s: a signal ends this agent here", self._run_id, exc_info=error)
                 end(name)
 
-        sys.excepthook = say
+        sys.excepthook = print_unless_signal
 
     def log_signal(self, name: str, *, serves_for: float | None) -> None:
         """Write that a signal ends this agent, and how long it serves its store to the others."""
@@ -113,7 +113,7 @@ class Screen:
     def log_waits(self, handler: sync.Handler) -> Iterator[None]:
         """Write the reason for a long wait while the block waits for the other nodes."""
         done = threading.Event()
-        waiting = threading.Thread(target=self._say_reasons, args=(handler, done), name="rdzv waiting", daemon=True)
+        waiting = threading.Thread(target=self._log_reasons, args=(handler, done), name="rdzv waiting", daemon=True)
         waiting.start()
         try:
             yield
@@ -126,7 +126,7 @@ class Screen:
         assert handler.membership is not None
         round, rank = handler.membership.round, handler.membership.rank
         lost, left, joined = round.since if again else ((), (), ())
-        gone = [f"{name} ({how})" if (how := handler.absence_of(name)) else name for name in (*lost, *left)]
+        gone = [f"{name} ({how})" if (how := handler.describe_absence(name)) else name for name in (*lost, *left)]
         changed = f"; gone: {', '.join(gone)}" * bool(gone) + f"; new: {', '.join(joined)}" * bool(joined)
         log.info(
             "run %s, round %d: %d node%s%s; this one, %s, has rank %d; met within %.1f s",
@@ -135,7 +135,7 @@ class Screen:
         )
         if gone and rank == 0:
             self.stop()
-            self._cost = threading.Timer(COST_AFTER, self._say_cost, args=(handler,))
+            self._cost = threading.Timer(COST_AFTER, self._log_cost, args=(handler,))
             self._cost.daemon = True
             self._cost.start()
 
@@ -148,13 +148,13 @@ class Screen:
             then = "the workers here have succeeded, and this agent does not come again" if done else "meeting again"
             log.warning("run %s: %s; %s", self._run_id, ending.reason, then)
 
-    def _say_cost(self, handler: sync.Handler) -> None:
+    def _log_cost(self, handler: sync.Handler) -> None:
         # If the run is closed or the store unreachable, the cost is not logged; the error is logged elsewhere.
         with contextlib.suppress(RendezvousError):
             _, _, cost = handler.account()
             log.info("run %s so far: %s", self._run_id, str(cost).removeprefix(f"{self._run_id}: "))
 
-    def _say_reasons(self, handler: sync.Handler, done: threading.Event) -> None:
+    def _log_reasons(self, handler: sync.Handler, done: threading.Event) -> None:
         said, at = "", 0.0
         while not done.wait(WAITS_SILENTLY):
             try:

@@ -51,7 +51,7 @@ class EndSignals:
 
     def leave(self, name: str) -> None:
         """Handle further signals while the agent leaves; limit the time to leave unless the agent serves a store."""
-        self._begin(signal.Signals[name])
+        self._start_exit_timer(signal.Signals[name])
         self.install(instead_of_others=True)
 
     def _is_repeated(self, number: int) -> bool:
@@ -67,16 +67,16 @@ class EndSignals:
         if self._limit is not None:
             flush_errors()
             os._exit(128 + number)
-        self._begin(told := signal.Signals(number))
+        self._start_exit_timer(told := signal.Signals(number))
         raise SignalException(f"Process {os.getpid()} got signal: {number}", sigval=told)
 
-    def _begin(self, told: signal.Signals) -> None:
+    def _start_exit_timer(self, told: signal.Signals) -> None:
         if self._limit is None:
-            self._limit = threading.Timer(LEAVES_WITHIN, self._end, (told,))
+            self._limit = threading.Timer(LEAVES_WITHIN, self._exit_at_limit, (told,))
             self._limit.daemon = True
             self._limit.start()
 
-    def _end(self, told: signal.Signals) -> None:
+    def _exit_at_limit(self, told: signal.Signals) -> None:
         if not self.hosts():
             self.give_up(told.name)
             flush_errors()

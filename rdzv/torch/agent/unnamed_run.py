@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 import store
 from rdzv.loop import Keys
 from rdzv.torch.store import open_store
-from store.printable import escaping
+from store.printable import escape_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-log: logging.Logger = escaping(logging.getLogger(__name__))
+log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 NO_NAME: Final = "none"  # PyTorch's default for `--rdzv-id`
 LOOK_EVERY: Final = 0.2  # seconds between counts of the nodes that a closed job still has

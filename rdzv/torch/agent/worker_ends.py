@@ -38,20 +38,20 @@ class WorkerEnds:
     on_failure: Callable[[str], Awaitable[object]]
     _waiting: Call[None] | None = None
 
-    def follow(self, workers: Callable[[], Mapping[int, int]], raised_by: Callable[[int], str]) -> None:
+    def watch_workers(self, workers: Callable[[], Mapping[int, int]], read_error_of: Callable[[int], str]) -> None:
         """Wait for the ends of these workers only; `workers` returns none before all have been started."""
-        self.forget()
+        self.stop_watching()
         if hasattr(os, "pidfd_open"):
-            self._waiting = self.start(self._wait(workers, raised_by, threading.get_ident()))
+            self._waiting = self.start(self._wait_for_ends(workers, read_error_of, threading.get_ident()))
 
-    def forget(self) -> None:
+    def stop_watching(self) -> None:
         """Stop waiting: the agent is about to stop the workers, or their round is over."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.cancel()
 
-    async def _wait(
-        self, workers: Callable[[], Mapping[int, int]], raised_by: Callable[[int], str], agent: int
+    async def _wait_for_ends(
+        self, workers: Callable[[], Mapping[int, int]], read_error_of: Callable[[int], str], agent: int
     ) -> None:
         while not (pids := workers()):  # noqa: ASYNC110  PyTorch does not notify of started workers
             await anyio.sleep(LOOKS_EVERY)
@@ -70,9 +70,9 @@ class WorkerEnds:
                     loop.add_reader(file, on_worker_end, file)
             for _ in tuple(files):
                 file = await ended.get()
-                status = _status_of(file)
+                status = _exit_status_of(file)
                 if status and not stops_workers(agent):
-                    await self.on_failure(describe_worker_end(files[file], status, raised_by(files[file])))
+                    await self.on_failure(describe_worker_end(files[file], status, read_error_of(files[file])))
                     return
         finally:
             for file in files:
@@ -80,7 +80,7 @@ class WorkerEnds:
                 os.close(file)
 
 
-def _status_of(file: int) -> int:
+def _exit_status_of(file: int) -> int:
     """Return the exit status of a pidfd's process, negative for a signal; 0 if the agent has reaped it."""
     try:
         ended = os.waitid(os.P_PIDFD, file, os.WEXITED | os.WNOHANG | os.WNOWAIT)

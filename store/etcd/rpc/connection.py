@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from store.errors import ProtocolError, StoreError, StoreUsageError, UsedAfterFork
-from store.etcd.codec import Failure, FailureKind, classify
+from store.etcd.codec import Failure, FailureKind, classify_error
 from store.etcd.rpc.grpc_import import etcd_pb2 as pb
 from store.etcd.rpc.grpc_import import grpc
 from store.etcd.rpc.watch_stream import WatchStream
@@ -53,7 +53,7 @@ _CONNECT_FAILED = re.compile(r"failed to connect to (?:remote host|all addresses
 _used_by: int | None = None  # the pid of the first user of gRPC; a forked child has gRPC's state, but not its threads
 
 
-def _note_use() -> None:
+def _check_not_forked() -> None:
     global _used_by
     _used_by = _used_by or os.getpid()
     if _used_by != os.getpid():
@@ -75,7 +75,7 @@ class Connection:
         name: str,
         met: Callable[[pb.ResponseHeader], None],
     ) -> None:
-        _note_use()
+        _check_not_forked()
         self.place = place
         self.heard_at: float = anyio.current_time()  # when the last message arrived
         self.under_way: int = 0  # pending requests
@@ -106,7 +106,7 @@ class Connection:
         )
         self.under_way += 1
         # Call in another task: when cancelled, gRPC raises a new `CancelledError`, which no cancel scope recognizes.
-        answering = asyncio.create_task(_answer(call(message, timeout=limit, metadata=_metadata(token))))
+        answering = asyncio.create_task(_await_call(call(message, timeout=limit, metadata=_request_metadata(token))))
         try:
             await asyncio.wait([answering])
         finally:
@@ -119,11 +119,11 @@ class Connection:
         if answering.cancelled():  # cancelled by gRPC, and not by the caller
             raise Failure("the connection was closed", FailureKind.DOUBT)
         if isinstance(refusal, grpc.aio.AioRpcError):
-            raise self._explained(refusal, limit)
+            raise self._translate_error(refusal, limit)
         self.heard_at = anyio.current_time()
         return answering.result()
 
-    def _explained(self, error: grpc.aio.AioRpcError, limit: float = 0.0) -> Exception:
+    def _translate_error(self, error: grpc.aio.AioRpcError, limit: float = 0.0) -> Exception:
         code, words = error.code(), error.details() or "no reason was given"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return Failure(f"it has not answered within {limit:.1f} s", FailureKind.DOUBT, silent=True)
@@ -131,7 +131,7 @@ class Connection:
             return Failure(words.rpartition("last error: ")[2][:300], FailureKind.UNDONE)
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolError(f"{self._name} has no such service ({words}); etcd 3.4 or later is needed")
-        verdict = classify(code.value[0], words, name=self._name)
+        verdict = classify_error(code.value[0], words, name=self._name)
         return Failure(words, verdict) if isinstance(verdict, FailureKind) else verdict
 
     @property
@@ -139,7 +139,7 @@ class Connection:
         """True if some watch is open."""
         return self._watches is not None and self._watches.has_watches
 
-    def carries(self, subscription: Subscription) -> bool:
+    def has_subscription(self, subscription: Subscription) -> bool:
         """Return whether these watches are of this connection's stream."""
         return subscription.stream is self._watches
 
@@ -153,26 +153,26 @@ class Connection:
             if self._closed is not None:
                 watches.end(self._closed)
                 return watches
-            reading = asyncio.create_task(self._read(watches), name=f"watches of {self._name}")
+            reading = asyncio.create_task(self._read_stream(watches), name=f"watches of {self._name}")
             self._reading.add(reading)
             reading.add_done_callback(self._reading.discard)
         return watches
 
-    async def _read(self, watches: WatchStream) -> None:
+    async def _read_stream(self, watches: WatchStream) -> None:
         problem: Exception = Failure("it ended the stream", FailureKind.UNDONE)
         opening = self._channel.stream_stream(
             "/etcdserverpb.Watch/Watch",
             request_serializer=pb.WatchRequest.SerializeToString,
             response_deserializer=pb.WatchResponse.FromString,
         )
-        call = opening(watches.requests(), metadata=_metadata(watches.token))
+        call = opening(watches.requests(), metadata=_request_metadata(watches.token))
         try:
             async for message in call:
                 self.heard_at = anyio.current_time()
                 self._met(message.header)
                 watches.dispatch(message)
         except grpc.aio.AioRpcError as error:
-            problem = self._explained(error)
+            problem = self._translate_error(error)
         except StoreError as error:
             problem = error
         except asyncio.CancelledError:  # cancelled by `close`, which has ended the watches
@@ -196,11 +196,11 @@ class Connection:
                 await self._channel.close()
 
 
-async def _answer(call: Any) -> Any:
+async def _await_call(call: Any) -> Any:
     return await call
 
 
-def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+def _request_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
     leader = ("hasleader", "true")
     return (leader,) if token is None else (leader, ("token", token))
 
@@ -208,13 +208,13 @@ def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
 def channel_credentials(context: ssl.SSLContext) -> grpc.ChannelCredentials:
     """Return gRPC's credentials for a client-side context."""
     trusted = [ssl.DER_cert_to_PEM_cert(each) for each in context.get_ca_certs(binary_form=True)]
-    roots = "".join(trusted).encode() or _first_existing((ssl.get_default_verify_paths().cafile, *SYSTEM_BUNDLES))
+    roots = "".join(trusted).encode() or _read_first_existing((ssl.get_default_verify_paths().cafile, *SYSTEM_BUNDLES))
     shown = context.shown if isinstance(context, ClientContext) else None
     certificate, key = shown or (None, None)
     return grpc.ssl_channel_credentials(root_certificates=roots, private_key=key, certificate_chain=certificate)
 
 
-def _first_existing(paths: Iterable[str | None]) -> bytes | None:
+def _read_first_existing(paths: Iterable[str | None]) -> bytes | None:
     for path in paths:
         if path is not None:
             with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from store.errors import AuthenticationError
-from store.etcd.codec import Failure, FailureKind, classify
+from store.etcd.codec import Failure, FailureKind, classify_error
 from store.etcd.rpc.grpc_import import etcd_pb2 as pb
 
 if TYPE_CHECKING:
@@ -76,16 +76,16 @@ class WatchStream:
         if message.canceled:
             del self._subscriptions[id]
             self.unsubscribe(subscription)  # end the reader's other watches, too
-            subscription.fail(self._refusal(message))
-        elif not subscription.hold(message):
+            subscription.fail(self._cancel_error(message))
+        elif not subscription.buffer_message(message):
             self.unsubscribe(subscription)
             subscription.fail(Failure("its reader has fallen behind", FailureKind.REOPEN))
 
-    def _refusal(self, message: pb.WatchResponse) -> Exception:
+    def _cancel_error(self, message: pb.WatchResponse) -> Exception:
         if message.compact_revision:
             return Failure("what the watch asked for is no longer kept", FailureKind.COMPACTED)
         reason = message.cancel_reason or "it ended the watch"
-        verdict = classify(0, reason, name=self._name)
+        verdict = classify_error(0, reason, name=self._name)
         if isinstance(verdict, AuthenticationError) and self.token is not None:
             verdict = FailureKind.TOKEN  # etcd reports an expired token as a missing permission
         if isinstance(verdict, FailureKind):
@@ -118,22 +118,22 @@ class Subscription:
     async def wait_until_open(self) -> None:
         """Wait until the member has opened every watch; raise `Failure` if it refuses, e.g. a compacted revision."""
         while self._opened < len(self.ids) or self._problem is not None:
-            await self._more()
+            await self._wait_for_more()
 
     async def read(self) -> list[pb.WatchResponse]:
         """Return the next messages, or raise `Failure`, as `wait_until_open` does."""
         while not self._messages:
-            await self._more()
+            await self._wait_for_more()
         messages, self._messages, self._held_bytes = self._messages, [], 0
         return messages
 
-    async def _more(self) -> None:
+    async def _wait_for_more(self) -> None:
         if self._problem is not None:
             raise self._problem
         self._news.clear()
         await self._news.wait()
 
-    def hold(self, message: pb.WatchResponse) -> bool:
+    def buffer_message(self, message: pb.WatchResponse) -> bool:
         """Hold a message for the reader; return False if the held messages are too large."""
         if message.created:
             self._opened += 1

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from store.limits import is_loopback
-from store.server.log_lines import RationedLog
+from store.server.log_lines import RateLimitedLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ class Closeable(Protocol):
 
 
 @dataclass(slots=True)
-class _Row:
+class _TableRow:
     address: str
     since: float  # when the connection was made, or its last request answered
     cost: int  # bytes of memory
@@ -63,11 +63,11 @@ class ConnectionTable:
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self.limits = limits
         self.clock = clock
-        self._rows: dict[Closeable, _Row] = {}
-        self._strangers: OrderedDict[Closeable, _Row] = OrderedDict()
+        self._rows: dict[Closeable, _TableRow] = {}
+        self._strangers: OrderedDict[Closeable, _TableRow] = OrderedDict()
         self.bytes: int = 0
         self.refused: int = 0
-        self.lines: RationedLog = RationedLog(clock)
+        self.lines: RateLimitedLog = RateLimitedLog(clock)
         # Buffers that all connections share: `raw` for encrypted bytes, `plain` for decrypted ones.
         self.raw: memoryview[int] = memoryview(bytearray(RAW_BYTES))
         self.plain: memoryview[int] = memoryview(bytearray(RAW_BYTES))
@@ -83,7 +83,7 @@ class ConnectionTable:
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))
 
     @property
-    def strangers(self) -> int:
+    def unauthenticated_count(self) -> int:
         """The number of strangers."""
         return len(self._strangers)
 
@@ -99,7 +99,7 @@ class ConnectionTable:
 
     def register(self, who: Closeable, address: str, *, cost: int = 0, beside: bool = False) -> None:
         """Register a connection; `beside`: an HTTP connection, for pages or metrics."""
-        row = self._rows[who] = self._strangers[who] = _Row(address, self.clock(), cost, beside)
+        row = self._rows[who] = self._strangers[who] = _TableRow(address, self.clock(), cost, beside)
         self._connections[address] += 1
         self.bytes += row.cost
 
@@ -142,7 +142,7 @@ class ConnectionTable:
         self.refused += 1
         self.lines.write(log, logging.WARNING, why, *args)
 
-    def refusal(self, address: str) -> str | None:
+    def refusal_reason(self, address: str) -> str | None:
         """Return why this address may not open another connection; None if it may."""
         if not self.has_room:
             return f"it has {len(self._rows)} connections, the most it takes (connections_max, or the file limit)"
@@ -158,7 +158,7 @@ class ConnectionTable:
 
         `coming`: the number of accepted connections that are not registered yet.
         """
-        while (silent := self._choose_to_close(beside=beside)) is not None:
+        while (silent := self._choose_victim(beside=beside)) is not None:
             self.unregister(silent)
             self.count_refusal(
                 "a connection is closed: it has sent no valid hello, and %d such connections wait (handshakes_max)",
@@ -173,7 +173,7 @@ class ConnectionTable:
         share = max(self._strangers_max // BESIDE_SHARE, 1)
         return beside and sum(row.beside for row in self._strangers.values()) + coming >= share
 
-    def _choose_to_close(self, *, beside: bool) -> Closeable | None:
+    def _choose_victim(self, *, beside: bool) -> Closeable | None:
         if not self._is_full(0, beside=beside):  # there is room, so no stranger is closed
             return None
         among = beside and len(self._strangers) < self._strangers_max  # the HTTP share is full: close HTTP strangers
@@ -193,7 +193,7 @@ class ConnectionTable:
     def _handshake_seconds(self) -> float:
         return YIELD_FACTOR * self._slowest if self.clock() - self._slowest_at <= LATELY else 0.0
 
-    def time_limit(
+    def limit_handshake(
         self, who: Closeable, seconds: float, give_up: Callable[[], None], *, patiently: bool = False
     ) -> None:
         """Call `give_up` if `who` is a stranger after `seconds`; `patiently`: later if honest clients are slow."""
@@ -206,9 +206,9 @@ class ConnectionTable:
     def _schedule_closing(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(max(seconds, SOON), self._close_late)
+        self._timer = asyncio.get_running_loop().call_later(max(seconds, SOON), self._close_overdue)
 
-    def _close_late(self) -> None:
+    def _close_overdue(self) -> None:
         self._timer = None
         now = self.clock()
         longest = min(self._handshake_seconds(), HELLO_FACTOR * self.limits.handshake_timeout)

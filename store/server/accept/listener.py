@@ -12,7 +12,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from store.net.sockets import PASSED_ON, prepare
+from store.net.sockets import PASSED_ON, set_tcp_options
 from store.net.tasks import cancel_and_wait
 from store.net.threads import Flag
 
@@ -57,9 +57,9 @@ class TcpListener:
         for sock in self.socks:
             sock.setblocking(False)
             if PASSED_ON:
-                prepare(sock)
+                set_tcp_options(sock)
             sock.listen(BACKLOG)
-        self._resume()
+        self._resume_accepting()
 
     def close(self) -> None:
         """Stop accepting."""
@@ -73,20 +73,20 @@ class TcpListener:
         """Cancel the tasks that hand over accepted connections, and wait for their end."""
         await cancel_and_wait(*self._tasks)
 
-    def _resume(self) -> None:
+    def _resume_accepting(self) -> None:
         self._timer = None
         for sock in self.socks:
             self._loop.add_reader(sock, self._accept, sock)
 
-    def _pause(self, seconds: float) -> None:
+    def _pause_accepting(self, seconds: float) -> None:
         for sock in self.socks:
             self._loop.remove_reader(sock)
-        self._timer = self._loop.call_later(seconds, self._resume)
+        self._timer = self._loop.call_later(seconds, self._resume_accepting)
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPT_AT_ONCE):
             if not self._table.make_room(coming=len(self._tasks), beside=self._beside):
-                self._pause(LOOK_AGAIN)
+                self._pause_accepting(LOOK_AGAIN)
                 return
             try:
                 sock, _address = listener.accept()
@@ -96,14 +96,14 @@ class TcpListener:
                 continue
             except OSError as error:
                 self._log_out_of_files(error)
-                self._pause(RETRY_AFTER)
+                self._pause_accepting(RETRY_AFTER)
                 return
             sock.setblocking(False)
             if not PASSED_ON:
-                prepare(sock)
-            task = self._loop.create_task(self._hand_over(sock))
+                set_tcp_options(sock)
+            task = self._loop.create_task(self._connect_protocol(sock))
             self._tasks.add(task)
-            task.add_done_callback(partial(self._handed_over, sock))
+            task.add_done_callback(partial(self._finish_hand_over, sock))
 
     def _log_out_of_files(self, error: OSError) -> None:
         if self._loop.time() >= self._quiet_until:
@@ -115,7 +115,7 @@ class TcpListener:
                 *(what, os.strerror(error.errno or 0)),
             )
 
-    async def _hand_over(self, sock: socket.socket) -> None:
+    async def _connect_protocol(self, sock: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._protocol, sock)
         except BaseException as error:
@@ -123,7 +123,7 @@ class TcpListener:
             if not isinstance(error, OSError):
                 raise
 
-    def _handed_over(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+    def _finish_hand_over(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled():  # perhaps before its first step, so the task may not have closed the socket
             sock.close()
@@ -144,13 +144,13 @@ class EndWhenAlone:
         """Note the loop in which the server accepts connections."""
         self._loop = loop
 
-    def check_clients(self) -> None:
+    def end_wait_if_alone(self) -> None:
         """End a thread's `wait_until_alone` if no client is connected; call this in the server's loop."""
         if self._wanted and self._alone():
             self.rejects_clients = True
             self._left.set()
 
-    def hand_over(self) -> None:
+    def reject_new_clients(self) -> None:
         """From now on, reject new clients, and tell them that another host may serve."""
         self.hands_over = True
 
@@ -158,7 +158,7 @@ class EndWhenAlone:
         """Wait, in another thread, until no client is connected, then reject new ones; return False on a timeout."""
         assert self._loop is not None, "only what is served can be left"
         self._wanted = True
-        self._loop.call_soon_threadsafe(self.check_clients)
+        self._loop.call_soon_threadsafe(self.end_wait_if_alone)
         return self._left.wait(within)
 
     def stop_waiting(self) -> None:

@@ -85,7 +85,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         says_nothing = partial(
             self._reject, "it sends nothing: a client without TLS waits for the server to begin", self._farewell
         )
-        self._table.time_limit(self, min(SILENCE, self._within / 2), says_nothing)
+        self._table.limit_handshake(self, min(SILENCE, self._within / 2), says_nothing)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is
         """Return the shared buffer."""
@@ -101,7 +101,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
                 return
             self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
             is_late = partial(self._reject, f"no handshake within {self._within:g} s")
-            self._table.time_limit(self, self._came_at + self._within - self._table.clock(), is_late)
+            self._table.limit_handshake(self, self._came_at + self._within - self._table.clock(), is_late)
         self._incoming.write(self._table.raw[:nbytes])
         if self._agreed:
             self._decrypt()
@@ -118,7 +118,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._incoming.write_eof()
             self._decrypt()
         else:
-            self._hung_up()
+            self._reject_hang_up()
         return self._paused and not self.is_closing()  # True keeps the socket open: earlier bytes wait for decryption
 
     def pause_writing(self) -> None:
@@ -138,7 +138,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         if self._agreed:
             self._inner.connection_lost(error or self._error)
         elif error is not None:
-            self._hung_up()
+            self._reject_hang_up()
         # Break a reference cycle, to free OpenSSL's memory now.
         self._inner, self._tls, self._agreed = asyncio.BaseProtocol(), None, False
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -151,13 +151,13 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
-            self._send()
+            self._send_encrypted()
             return False
         except ssl.SSLError as error:
-            self._send()  # OpenSSL's alert tells the client the reason
-            self._reject(_describe(error))
+            self._send_encrypted()  # OpenSSL's alert tells the client the reason
+            self._reject(_describe_tls_error(error))
             return False
-        self._send()
+        self._send_encrypted()
         self._table.unregister(self)
         unregister(self)
         self._agreed = True
@@ -165,7 +165,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._decrypt()
         return True
 
-    def _hung_up(self) -> None:
+    def _reject_hang_up(self) -> None:
         if self._tls is not None:  # log only clients that sent something: ports are probed often
             self._reject(HUNG_UP)
 
@@ -198,7 +198,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         elif ended is not None and not isinstance(ended, ssl.SSLWantReadError):
             self._fail(ended)
         if self._tls is not None:
-            self._send()  # TLS answers some received messages, for example a key update
+            self._send_encrypted()  # TLS answers some received messages, for example a key update
 
     def _read_into(self, room: memoryview) -> tuple[int, ssl.SSLError | None]:
         """Decrypt into `room`; return the number of bytes, and the final error, if any."""
@@ -225,7 +225,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._error = error
         self.abort()
 
-    def _send(self) -> None:
+    def _send_encrypted(self) -> None:
         data = self._outgoing.read()
         if data and not self._raw.is_closing():
             self._raw.write(data)
@@ -259,7 +259,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         if self._tls is not None:
             with contextlib.suppress(ssl.SSLError):  # raised if the client has not said goodbye yet
                 self._tls.unwrap()
-            self._send()
+            self._send_encrypted()
         self._raw.close()
 
     def abort(self) -> None:
@@ -292,7 +292,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         return self._raw.get_write_buffer_size()
 
 
-def _describe(error: ssl.SSLError) -> str:
+def _describe_tls_error(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is none that this server trusts: {error.verify_message}"
     reason = getattr(error, "reason", None) or str(error)  # Python's own errors have no reason

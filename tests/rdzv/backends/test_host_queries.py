@@ -17,15 +17,15 @@ import store
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.host_queries import (
     Host,
-    HostLost,
+    LostReport,
     MultiHostDial,
     Reply,
     ask_all,
     explain_answers,
     find_serving_host,
-    tell_lost,
+    report_host_lost,
 )
-from rdzv.backends.hosting import HostedStore, serve_on
+from rdzv.backends.hosting import HostedStore, serve_store_on
 from rdzv.backends.succession import HostSuccession
 from rdzv.config.settings import parse
 from rdzv.core.hosts.succession import Answer
@@ -86,7 +86,7 @@ async def test_a_host_refuses_only_if_each_address_of_its_name_does(monkeypatch:
         closed, own = free_port(), free_port()
         candidate = succession([mute, own])
         await candidate.begin()
-        host, word = host_at(closed, "a.name.of.two.addresses"), HostLost(f"127.0.0.1:{mute}", TOKEN.encode())
+        host, word = host_at(closed, "a.name.of.two.addresses"), LostReport(f"127.0.0.1:{mute}", TOKEN.encode())
 
         async def ask(*ports: int, name: str = "") -> Reply:
             resolved = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in ports]
@@ -108,7 +108,7 @@ async def test_a_host_refuses_only_if_each_address_of_its_name_does(monkeypatch:
             assert (await ask(mute, own, name=name)).answer is Answer.SILENT
             assert "127.0.0.1: no answer" in explain_answers([host], [await ask(closed, mute)])
             await ask(mute, own)
-            assert await host.send_word(word, None)
+            assert await host.send_lost_report(word, None)
         finally:
             candidate.note_store_found()
             await candidate.aclose()
@@ -131,7 +131,7 @@ async def test_a_failed_tls_handshake_is_silence_and_no_refusal() -> None:
 
 async def test_a_server_that_hands_over_has_ended_and_keeps_its_clients() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
-        server.end_when_alone.hand_over()
+        server.end_when_alone.reject_new_clients()
         assert (await host_at(server.port).ask(None)).answer is Answer.ENDED
         await client.put("still", b"served")
     assert (await host_at(server.port).ask(None)).answer is Answer.REFUSED
@@ -164,8 +164,8 @@ async def test_a_host_that_dies_before_a_node_has_connected_is_succeeded() -> No
             await wait_until_hosting(waiting)
         finally:
             waiting.note_store_found()
-            if waiting._host is not None:
-                await waiting._host.end()
+            if waiting._hosted_store is not None:
+                await waiting._hosted_store.end()
 
 
 async def test_only_one_of_several_processes_serves() -> None:
@@ -182,8 +182,8 @@ async def test_only_one_of_several_processes_serves() -> None:
         for one in several:
             one.note_store_found()
         for one in several:
-            if one._host is not None:
-                await one._host.end()
+            if one._hosted_store is not None:
+                await one._hosted_store.end()
             else:
                 await one.aclose()
 
@@ -195,12 +195,12 @@ async def test_a_store_that_cannot_tell_its_nodes_that_it_ends_does_not_hand_ove
     await one.begin()
     await wait_until_hosting(one)
     async with asyncio.timeout(10):
-        assert one._host is not None
+        assert one._hosted_store is not None
         found = [await host_at(port).ask(None) for port in hosts]
         (port,) = [port for port, asked in zip(hosts, found, strict=True) if asked.answer is Answer.SERVES]
         async with store.connect(f"tcp://127.0.0.1:{port}", token=TOKEN):
             one.note_store_found()
-            await one._host.aclose(lambda _: store.connect("tcp://127.0.0.1:1", timeout=0.2))
+            await one._hosted_store.aclose(lambda _: store.connect("tcp://127.0.0.1:1", timeout=0.2))
             assert (await host_at(port).ask(None)).answer is Answer.REFUSED
 
 
@@ -213,9 +213,9 @@ async def test_a_node_told_to_end_while_it_is_a_candidate_or_starts_the_store_gi
 
     def start(*arguments: Any) -> HostedStore:
         leaves.set()
-        return serve_on(*arguments)
+        return serve_store_on(*arguments)
 
-    monkeypatch.setattr("rdzv.backends.succession.serve_on", start)
+    monkeypatch.setattr("rdzv.backends.succession.serve_store_on", start)
     async with silent() as mute:
         own = free_port()
         one = succession([free_port() if other_answers else mute, own])
@@ -245,21 +245,21 @@ async def test_a_word_counts_only_with_the_token_and_for_a_silent_host(monkeypat
         settings = candidate._settings
         try:
             with pytest.raises(RendezvousSettingsError, match="is not one of the several hosts"):
-                await tell_lost(settings, Credentials(settings), "elsewhere")
+                await report_host_lost(settings, Credentials(settings), "elsewhere")
             with pytest.raises(RendezvousStateError, match="is a candidate, so its machine is not lost"):
-                await tell_lost(settings, Credentials(settings), f"127.0.0.1:{own}")
-            forged = HostLost(f"127.0.0.1:{mute}", b"another token")
-            assert not await host_at(own).send_word(forged, None)
+                await report_host_lost(settings, Credentials(settings), f"127.0.0.1:{own}")
+            forged = LostReport(f"127.0.0.1:{mute}", b"another token")
+            assert not await host_at(own).send_lost_report(forged, None)
             assert not candidate.is_hosting
-            told = await tell_lost(settings, Credentials(settings), f"127.0.0.1:{mute}")
+            told = await report_host_lost(settings, Credentials(settings), f"127.0.0.1:{mute}")
             assert told == f"127.0.0.1:{own} was told that 127.0.0.1:{mute} is lost"
             await wait_until_hosting(candidate)
         finally:
             candidate.note_store_found()
             if candidate._task is not None:
                 await asyncio.wait([candidate._task])
-            if candidate._host is not None:
-                await candidate._host.end()
+            if candidate._hosted_store is not None:
+                await candidate._hosted_store.end()
 
 
 def test_a_blocking_caller_without_a_node_is_told_why_no_host_serves() -> None:

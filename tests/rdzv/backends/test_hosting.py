@@ -22,12 +22,12 @@ import store
 from rdzv.backends import bind_address
 from rdzv.backends.bind_address import NotResolvedError, PortTakenError
 from rdzv.backends.credentials import Credentials
-from rdzv.backends.hosting import CALL_TIMEOUT, HostedStore, Hosting, address_to_listen_on, host_if_needed
+from rdzv.backends.hosting import CALL_TIMEOUT, HostedStore, OneHostStarter, address_to_listen_on, host_if_needed
 from rdzv.config.settings import parse
 from rdzv.core.state import Dropped
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousTimeoutError, RoundSupersededError
 from store.net.address import Address
-from store.net.dialing import TcpDial
+from store.net.dialing import TcpDialer
 from tests.support.processes import free_port, require, start_python
 from tests.support.runs import VirtualRun, listen
 
@@ -149,7 +149,7 @@ async def test_an_address_that_refuses_or_is_silent_is_another_machines(
                 waiting.setblocking(False)
                 waiting.connect_ex(other.getsockname())
         addresses = [(loopback, ("127.0.0.1", port))], [(loopback, other.getsockname())]
-        monkeypatch.setattr(bind_address, "split_addresses", lambda *_: addresses)
+        monkeypatch.setattr(bind_address, "split_own_addresses", lambda *_: addresses)
         with pytest.raises(
             RendezvousSettingsError, match=r"also names 127\.0\.0\.7.* is_host=1 on one node and is_host=0 on the"
         ):
@@ -165,7 +165,7 @@ def test_for_a_forwarded_address_the_store_listens_on_all_if_it_is_closed_to_str
     closed_by: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """That of a Service, of NAT, or a floating one can be dialled, but not bound."""
-    monkeypatch.setattr(bind_address, "split_addresses", lambda *_: ([], [(int(socket.AF_INET), ("127.0.0.7", 1))]))
+    monkeypatch.setattr(bind_address, "split_own_addresses", lambda *_: ([], [(int(socket.AF_INET), ("127.0.0.7", 1))]))
     more: dict[str, Any] = {"token": {"token": "a token of enough bytes"}, "insecure": {"insecure": True}}
     if "TLS" in closed_by:
         require("trustme")
@@ -327,10 +327,10 @@ async def test_a_node_with_is_host_warns_if_the_port_turns_out_to_be_taken(
     async with store.serve() as server, asyncio.timeout(30):
         address = Address(host="127.0.0.1", port=server.port)
         settings = parse(f"tcp://head.test:{server.port}/job?is_host=1", {}, {})
-        hosting = Hosting(
+        hosting = OneHostStarter(
             settings,
             Credentials(settings),
-            lambda within: store.Client(TcpDial(address, None), name="it", timeout=within),
+            lambda within: store.Client(TcpDialer(address, None), name="it", timeout=within),
             random.Random(1),
         )
         await hosting.begin()

@@ -44,11 +44,11 @@ async def test_the_nodes_end_with_the_demo_and_print_nothing(number: signal.Sign
 # The director with scripted nodes in place of a run: each node prints all its lines at once.
 
 
-async def directed(**nodes: str) -> demo._Director:
-    director = demo._Director(lambda _: None)
+async def directed(**nodes: str) -> demo._DemoDirector:
+    director = demo._DemoDirector(lambda _: None)
     for name, script in nodes.items():
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=PIPE, stderr=STDOUT)
-        director._actors[name] = demo._Actor(name, process)
+        director._actors[name] = demo._NodeProcess(name, process)
     return director
 
 
@@ -70,7 +70,7 @@ async def test_a_fast_node_may_be_a_round_ahead_of_a_slow_one() -> None:
     assert (await director.wait_for_reports({"ada"}, "over"))["ada"]["reason"] == "lost: cleo"
     for number in (1, 2):
         await director.expect_round(number, {"ada", "ben"})
-    await director.end()
+    await director.kill_all()
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ async def test_a_node_that_dies_or_reports_something_else_fails_the_demo(script:
     director = await directed(ada=says(round_of(0, 0)), ben=script)
     with pytest.raises(demo._DemoFailed, match=why):
         await director.expect_round(0, {"ada", "ben"})
-    await director.end()
+    await director.kill_all()

@@ -126,12 +126,12 @@ async def test_a_name_that_resolves_to_loopback_or_not_at_all_is_a_problem(monke
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
     checks: list[doctor.Check] = []
-    assert await doctor._resolve("head", 29400, checks, timeout=5.0) == ["127.0.1.1"]
-    assert await doctor._resolve("nowhere", 29400, checks, timeout=5.0) == []
+    assert await doctor._check_name("head", 29400, checks, timeout=5.0) == ["127.0.1.1"]
+    assert await doctor._check_name("nowhere", 29400, checks, timeout=5.0) == []
     trap, unknown = checks
-    assert not trap.good
+    assert not trap.passed
     assert "/etc/hosts" in trap.remedy
-    assert not unknown.good
+    assert not unknown.passed
     assert "Name or service not known" in unknown.found
 
 
@@ -141,7 +141,7 @@ async def test_a_name_that_stands_for_several_machines_is_found(monkeypatch: pyt
     monkeypatch.setattr("rdzv.backends.bind_address._resolve", lambda host, _: [own, foreign][: 1 + (host == "pods")])
     checks: list[doctor.Check] = []
     for host in ("head", "pods"):
-        await doctor._look_for_other_machines(host, 29400, checks)
+        await doctor._check_other_machines(host, 29400, checks)
     (check,) = checks
     assert "192.0.2.7" in check.found
     assert "is_host=1 on one node and is_host=0 on the others" in check.remedy
@@ -154,11 +154,11 @@ async def test_an_error_in_the_last_check_does_not_hide_the_earlier_checks(
         await asyncio.sleep(3600)
         raise AssertionError
 
-    monkeypatch.setattr(doctor, "_measure_answers", hangs)
+    monkeypatch.setattr(doctor, "_check_answer_time", hangs)
     monkeypatch.setattr(doctor, "STEPS", 1)
     async with store.serve() as server:
         options = argparse.Namespace(url=f"{server.url}/job", timeout=3.0, expected=None, json=True)
-        assert await doctor._doctor.run(options) == 1
+        assert await doctor._diagnose.run(options) == 1
     checks = json.loads(capsys.readouterr().out)["checks"]
     assert [(check["name"], check["good"]) for check in checks] == [
         ("name", True),
@@ -169,16 +169,16 @@ async def test_an_error_in_the_last_check_does_not_hide_the_earlier_checks(
 
 
 def test_gloo_is_checked_against_the_addresses_of_the_hosts_own_name() -> None:
-    good = doctor.gloo_check("gpu-1", ["10.0.0.1", "fd00::1"], "10.0.0.1", chosen=None)
-    assert good.good
-    assert doctor.gloo_check("gpu-1", ["127.0.1.1"], "10.0.0.1", chosen="eth0").good
+    good = doctor.check_gloo_address("gpu-1", ["10.0.0.1", "fd00::1"], "10.0.0.1", chosen=None)
+    assert good.passed
+    assert doctor.check_gloo_address("gpu-1", ["127.0.1.1"], "10.0.0.1", chosen="eth0").passed
     for own, why in (
         (["127.0.1.1"], "stands for 127.0.1.1"),
         (["192.168.0.1", "10.0.0.1"], "192.168"),
         ([], "no address"),
     ):
-        bad = doctor.gloo_check("gpu-1", own, "10.0.0.1", chosen=None)
-        assert not bad.good
+        bad = doctor.check_gloo_address("gpu-1", own, "10.0.0.1", chosen=None)
+        assert not bad.passed
         assert why in bad.found
         assert "GLOO_SOCKET_IFNAME to the interface of 10.0.0.1" in bad.remedy
 
@@ -199,6 +199,6 @@ def test_gloo_is_checked_against_the_addresses_of_the_hosts_own_name() -> None:
     ],
 )
 def test_a_release_of_etcd_that_loses_data_is_named(version: str, good: bool) -> None:
-    check = doctor.etcd_check(version)
-    assert check.good is good
+    check = doctor.check_etcd_release(version)
+    assert check.passed is good
     assert version in check.found

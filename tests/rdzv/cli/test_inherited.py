@@ -277,7 +277,7 @@ async def test_a_repeated_ctrl_c_ends_the_demo_with_its_nodes_and_without_a_trac
 
 ENDS_SLOWLY = """
 import argparse, asyncio, sys
-from rdzv.cli.command import Command, carry_out
+from rdzv.cli.command import Command, run_command
 
 async def run(_):
     print("begun", flush=True)
@@ -288,7 +288,7 @@ async def run(_):
         await asyncio.sleep(0.3)
 
 try:
-    carry_out(Command(name="slow", help="", run=run), argparse.Namespace(debug=False, verbose=False))
+    run_command(Command(name="slow", help="", run=run), argparse.Namespace(debug=False, verbose=False))
 except KeyboardInterrupt:
     sys.exit(130)
 """

@@ -20,7 +20,7 @@ import pytest
 import rdzv
 import store
 from rdzv.cli import look
-from rdzv.cli.main import _parse, command_named
+from rdzv.cli.main import _parse, load_command
 from rdzv.cli.reach import open_run
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run import status as status_room
@@ -200,7 +200,7 @@ async def looked(words: list[str]) -> int:
     """Run a subcommand in this process. Errors are raised, not turned into lines."""
     options = _parse(words)
     assert options is not None
-    return await command_named(options.command).run(options)
+    return await load_command(options.command).run(options)
 
 
 async def test_without_rich_the_error_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +337,7 @@ async def test_after_a_lost_request_the_screen_keeps_the_last_status(monkeypatch
     async with store.serve() as server, two_nodes(f"{server.url}/job"), looked_at(f"{server.url}/job") as (run, wakeup):
         monkeypatch.setattr(Run, "account", lost_in_between)
         async with asyncio.timeout(LIMIT):
-            last = await look._follow(run, wakeup, await look._frame(run), Seen())
+            last = await look._show_on_screen(run, wakeup, await look._read_frame(run), Seen())
     assert last.status.closed == "seen enough"
 
 
@@ -351,7 +351,7 @@ async def test_a_lost_store_is_shown_within_two_seconds(how: str, moment: float)
         screen = Seen()
         looking = contextlib.AsyncExitStack()
         observed = await looking.enter_async_context(run.looked_at())
-        task = run.start(look._follow(observed, Wakeup(), await look._frame(observed), screen), "follow")
+        task = run.start(look._show_on_screen(observed, Wakeup(), await look._read_frame(observed), screen), "follow")
         await asyncio.sleep(3 + moment)
         gone_at = asyncio.get_running_loop().time()
         if how == "died":

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv.cli.command import Command, carry_out, print_text
+from rdzv.cli.command import Command, print_text, run_command
 from rdzv.cli.main import main
 from rdzv.loop import own_folder
 from tests.support.processes import ROOT, free_port, start, start_python
@@ -160,13 +160,13 @@ def test_the_limit_of_threads_is_reported_in_one_line(capsys: pytest.CaptureFixt
         raise RuntimeError("something else")
 
     options = argparse.Namespace(debug=False, verbose=False)
-    assert carry_out(Command(name="run", help="", run=no_thread, takes_command=True), options) == 120
+    assert run_command(Command(name="run", help="", run=no_thread, takes_command=True), options) == 120
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("rdzv run: no more threads or processes are started for this user: ulimit -u allows ")
-    assert carry_out(Command(name="run", help="", run=no_store, takes_command=True), options) == 120
+    assert run_command(Command(name="run", help="", run=no_store, takes_command=True), options) == 120
     assert capsys.readouterr().err == "rdzv run: the thread 'store' could not start: raise ulimit -u\n"
     with pytest.raises(RuntimeError, match="something else"):
-        carry_out(Command(name="run", help="", run=defect), options)
+        run_command(Command(name="run", help="", run=defect), options)
 
 
 @AS_ROOT
@@ -261,7 +261,7 @@ def test_folders_of_killed_processes_are_deleted_by_the_next_process(
     with open(held / own_folder.LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.utime(held, (old, old))
-        with own_folder.own_folder("p-") as mine:
+        with own_folder.folder_for_block("p-") as mine:
             assert mine.is_dir()
             assert [path.is_dir() for path in (left, fresh, other, held)] == [False, True, True, True]
             os.utime(mine, (old, old))

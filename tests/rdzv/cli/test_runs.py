@@ -9,7 +9,7 @@ import pytest
 
 import rdzv
 import store
-from rdzv.node.run.status import count_by_run
+from rdzv.node.run.status import count_keys_by_run
 from tests.rdzv.cli.test_main import run
 
 pytestmark = pytest.mark.some_here(3)
@@ -61,7 +61,7 @@ def test_receipts_on_etcd_are_not_listed_as_a_run() -> None:
     `status`.
     """
     keys = ("/rdzv//receipts/1", "/rdzv/job/head/round", "/rdzv/job/settings", "/rdzv/stray")
-    assert count_by_run(keys, "/rdzv/") == {"job": 2}
+    assert count_keys_by_run(keys, "/rdzv/") == {"job": 2}
 
 
 async def test_forget_leaves_nothing_of_a_run_neither_keys_nor_leases() -> None:

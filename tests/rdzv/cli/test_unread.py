@@ -149,7 +149,7 @@ def test_lines_for_a_non_blocking_standard_error_wait_for_its_reader() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with os.fdopen(reading, "rb") as written, os.fdopen(writing, "w"):
-        lines, wanted = standard_error._Lines(), b"".join(b"line %d\n" % number for number in range(20_000))
+        lines, wanted = standard_error._LineWriter(), b"".join(b"line %d\n" % number for number in range(20_000))
         for line in wanted.decode().splitlines():
             lines.put(line, writing)
         assert written.read(len(wanted)) == wanted
@@ -159,7 +159,7 @@ def test_dropped_lines_are_counted() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"x" * PIPE_HOLDS)
     with os.fdopen(writing, "w"):
-        lines = standard_error._Lines()
+        lines = standard_error._LineWriter()
         lines.put("first", writing)
         while lines._waiting:  # the thread has taken the line, and waits for the reader
             time.sleep(0.001)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.config.resizing import FORMER_MOST, RESIZED_FROM, describe_size, resize, sizes_of, was_resized_from
+from rdzv.config.resizing import FORMER_MOST, RESIZED_FROM, describe_size, differs_by_resize, resize, size_limits_of
 from rdzv.config.settings import parse
 from rdzv.errors import RendezvousSettingsError
 
@@ -26,11 +26,11 @@ def test_a_resize_changes_the_numbers_and_keeps_the_former_ones() -> None:
 
 def test_a_node_with_any_former_size_takes_that_of_the_run() -> None:
     run = resize(resize(shared(), min_nodes=4, max_nodes=8), min_nodes=1, max_nodes=2)
-    assert was_resized_from(run, shared())
-    assert was_resized_from(run, shared("min_nodes=4&max_nodes=8"))
-    assert not was_resized_from(run, shared("min_nodes=3&max_nodes=8"))
-    assert not was_resized_from(run, shared("min_nodes=2&max_nodes=4&last_call_timeout=7")), "that was not resized"
-    assert not was_resized_from(shared("min_nodes=1&max_nodes=2"), shared())
+    assert differs_by_resize(run, shared())
+    assert differs_by_resize(run, shared("min_nodes=4&max_nodes=8"))
+    assert not differs_by_resize(run, shared("min_nodes=3&max_nodes=8"))
+    assert not differs_by_resize(run, shared("min_nodes=2&max_nodes=4&last_call_timeout=7")), "that was not resized"
+    assert not differs_by_resize(shared("min_nodes=1&max_nodes=2"), shared())
 
 
 def test_the_first_numbers_are_kept_after_any_number_of_resizes() -> None:
@@ -38,8 +38,8 @@ def test_the_first_numbers_are_kept_after_any_number_of_resizes() -> None:
     for most in range(5, 50):
         run = resize(run, min_nodes=None, max_nodes=most)
     assert len(run[RESIZED_FROM]) == FORMER_MOST
-    assert was_resized_from(run, shared())
-    assert was_resized_from(run, shared("min_nodes=2&max_nodes=48"))
+    assert differs_by_resize(run, shared())
+    assert differs_by_resize(run, shared("min_nodes=2&max_nodes=48"))
     assert [2, 4] not in resize(run, min_nodes=2, max_nodes=4)[RESIZED_FROM], "these are its numbers now"
 
 
@@ -57,5 +57,5 @@ def test_numbers_that_contradict_each_other_are_refused(least: int, most: int | 
 
 
 def test_sizes_are_in_units_and_have_words() -> None:
-    assert sizes_of(resize(shared("min_nodes=2&max_nodes=4&node_unit=2"), min_nodes=3, max_nodes=7)) == (4, 6)
+    assert size_limits_of(resize(shared("min_nodes=2&max_nodes=4&node_unit=2"), min_nodes=3, max_nodes=7)) == (4, 6)
     assert [describe_size(*pair) for pair in ((1, 1), (2, 2), (1, 4))] == ["1 node", "2 nodes", "1 to 4 nodes"]

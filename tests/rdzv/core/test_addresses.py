@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rdzv.core.addresses import add_zone_of, addresses_for_record, with_reachable_addresses
-from rdzv.core.decision import Complete, Wait
+from rdzv.core.decision import Commit, Wait
 from rdzv.core.state import NodeRecord
 from rdzv.errors import RendezvousSettingsError
 from store.limits import is_loopback
@@ -128,7 +128,7 @@ def test_a_completed_round_has_reachable_addresses() -> None:
     run.arrive("head", address="127.0.0.1", sends_from="127.0.0.1", store_at="127.0.0.1")
     run.arrive("a", address="10.0.0.2", sends_from="10.0.0.2", store_at="10.0.0.1")
     decision = run.decide()
-    assert isinstance(decision, Complete)
+    assert isinstance(decision, Commit)
     assert [member.address for member in decision.members] == ["10.0.0.1", "10.0.0.2"]
 
 

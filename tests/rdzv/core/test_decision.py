@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from rdzv.core.decision import (
     LAST_CALL_GRACE,
-    Complete,
+    Commit,
     JoinClock,
     Joiner,
     KeepWaiting,
-    Refused,
     Rules,
+    RunClosed,
     Wait,
     explain,
-    follow,
+    next_act_of,
     next_report_at,
     next_round,
 )
@@ -122,7 +122,7 @@ def test_the_first_round_in_another_store_waits_for_each_member_of_the_lost_stor
     told = 1 if run.round is None or told is None else run.round.revision + told
     head = Head(lost_store=lost, lost_store_at=run.now, lost_store_told=told)
     decision = next_round(run.view, dataclasses.replace(run.rules, ttl=10.0), head, now=run.now + passed)
-    assert (decision.number if isinstance(decision, Complete) else None) == number
+    assert (decision.number if isinstance(decision, Commit) else None) == number
     assert decision.progress.problem == (
         "1 of 3 nodes of round 7, whose store was lost, may still be at work" if number is None else ""
     )
@@ -150,7 +150,7 @@ def test_members_of_the_lost_stores_last_round_wait_for_no_others(
     lost = LostStore(generation=1, revision=9, round=7, round_at=5, awaited=0)
     head = Head(lost_store=lost, lost_store_at=run.now, lost_store_told=run.revision + 1)
     decision = next_round(run.view, run.rules, head, now=run.now)
-    completed = [record.node_id for record in decision.members] if isinstance(decision, Complete) else None
+    completed = [record.node_id for record in decision.members] if isinstance(decision, Commit) else None
     assert completed == (members and [*members])
 
 
@@ -257,7 +257,7 @@ def test_every_node_is_told_of_a_failing_order_and_its_join_timeout_runs() -> No
     run.now += 4
     assert run.progress.problem == ""
     run.now += 1
-    answer = run.follow("a")
+    answer = run.next_act_of("a")
     assert isinstance(answer, KeepWaiting)
     words = "2 nodes wait for a round, and it cannot be completed: rank_order fails with LookupError: no topology!"
     assert answer.reason.startswith(words)
@@ -299,7 +299,7 @@ def test_below_the_minimum_no_node_is_a_spare() -> None:
     run = HandFed(needed=4, capacity=8, unit=4)
     run.arrive("a", "b", "c")
     assert (run.progress.spares, run.progress.spares_after) == (0, None)
-    assert run.follow("a") == KeepWaiting(reason="3 of at least 4 nodes", suspended=False)
+    assert run.next_act_of("a") == KeepWaiting(reason="3 of at least 4 nodes", suspended=False)
 
 
 # Decisions keep to the agreed settings.
@@ -498,7 +498,7 @@ MEMBER = Joiner(arrival=61, was_member=True)
         pytest.param(Joiner(arrival=51), {"round": ROUND}, FEW, id="before"),
         pytest.param(Joiner(arrival=40, passed_over=50), {"round": ROUND}, FEW, id="a round that did not hold us"),
         pytest.param(Joiner(arrival=40), {"round": ROUND, "closed": CLOSED}, ROUND, id="the round came first"),
-        pytest.param(Joiner(arrival=51), {"round": ROUND, "closed": CLOSED}, Refused(closed=CLOSED), id="closed"),
+        pytest.param(Joiner(arrival=51), {"round": ROUND, "closed": CLOSED}, RunClosed(closed=CLOSED), id="closed"),
         pytest.param(LATE, {"progress": SPARES}, SPARE, id="a spare"),
         pytest.param(
             LATE,
@@ -507,7 +507,7 @@ MEMBER = Joiner(arrival=61, was_member=True)
             id="a spare beyond the unit",
         ),
         pytest.param(
-            LATE, {"progress": SPARES, "closed": CLOSED}, Refused(closed=CLOSED, spare=True), id="a spare, and closed"
+            LATE, {"progress": SPARES, "closed": CLOSED}, RunClosed(closed=CLOSED, spare=True), id="a spare, and closed"
         ),
         pytest.param(
             Joiner(arrival=60), {"progress": SPARES.replace(spares=2)}, COMING, id="the last one there is room for"
@@ -527,8 +527,8 @@ MEMBER = Joiner(arrival=61, was_member=True)
         ),
     ],
 )
-def test_a_node_follows_the_head(me: Joiner, known: dict[str, Any], answer: KeepWaiting | Round | Refused) -> None:
-    assert follow(me, replace(HEAD, **known), now=101.0) == answer
+def test_a_node_follows_the_head(me: Joiner, known: dict[str, Any], answer: KeepWaiting | Round | RunClosed) -> None:
+    assert next_act_of(me, replace(HEAD, **known), now=101.0) == answer
 
 
 def test_members_beyond_the_unit_become_spares_after_a_round_without_them() -> None:
@@ -540,7 +540,7 @@ def test_members_beyond_the_unit_become_spares_after_a_round_without_them() -> N
     run.arrive(*names[:7])
     assert run.commit() == names[:4]
     assert run.round is not None
-    answer = run.follow("n6", known_round=run.round.number, was_member=True, passed_over=run.round.revision)
+    answer = run.next_act_of("n6", known_round=run.round.number, was_member=True, passed_over=run.round.revision)
     assert isinstance(answer, KeepWaiting)
     assert answer.suspended
     assert answer.reason == "a spare: a round would take 4 of the 7 nodes that are there"
@@ -634,7 +634,7 @@ def test_no_change_is_told_twice_in_a_row(heard: list[tuple[Progress, bool, bool
 
 def reason(run: HandFed, name: str) -> str:
     """Return the reason that a waiting node reports."""
-    answer = run.follow(name, passed_over=run.round.revision if run.round else 0)
+    answer = run.next_act_of(name, passed_over=run.round.revision if run.round else 0)
     assert isinstance(answer, KeepWaiting)
     return answer.reason
 

@@ -26,7 +26,7 @@ def test_the_others_continue_without_it_and_it_waits_as_a_named_spare() -> None:
     assert run.commit() == ["a", "b", "c"]
     assert (run.progress.spares, run.progress.spare_ids, run.progress.waiting) == (1, ("d",), 0)
     assert explain(run.progress) == f"round 1 stands with 3 nodes, and 1 spare; {WHY}"
-    parked = run.follow("d", node_id="d", left_out=WHY, passed_over=run.revision)
+    parked = run.next_act_of("d", node_id="d", left_out=WHY, passed_over=run.revision)
     assert parked == KeepWaiting(reason=f"a spare: {WHY}", suspended=True)
 
 

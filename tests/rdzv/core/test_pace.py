@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rdzv.core.absent import Missing
-from rdzv.core.report import RunStatus, counts_of, node_states, pace_in, run_state
+from rdzv.core.report import RunStatus, count_states, node_states, pace_in, run_state
 from rdzv.core.round import Participant
 from rdzv.core.state import Closed, Phase
 from rdzv.core.stuck.pace import StepOf, pace_of
@@ -96,7 +96,7 @@ def test_the_state_of_a_run_in_words(given: dict[str, Any], state: tuple[str, st
     status = RunStatus(run_id="job", round=1, reason="", spares=(), coordinator=None, **{**plain, **given})
     pace = pace_in(status)
     states = node_states(status, pace)
-    assert run_state(status, pace, counts_of(status, states)) == state
+    assert run_state(status, pace, count_states(status, states)) == state
 
 
 def test_a_missing_node_is_shown_as_lost_or_left_not_as_its_last_state() -> None:

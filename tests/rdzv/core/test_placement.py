@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.core.decision import Complete, Rules
-from rdzv.core.ranks import by_request, by_topology, in_units, survivors_first
+from rdzv.core.decision import Commit, Rules
+from rdzv.core.ranks import by_request, by_topology, fill_units, survivors_first
 from rdzv.core.state import NodeRecord
 from tests.support.hand_fed import HandFed
 
@@ -18,13 +18,13 @@ def record(number: int, rack: str | None) -> NodeRecord:
 
 def test_units_are_filled_in_order_within_a_domain() -> None:
     records = [record(number, rack) for number, rack in enumerate(["a", "b", "a", "c", "b", "a", None, None, "b"])]
-    placed = in_units(records, unit=2, attribute="rack")
+    placed = fill_units(records, unit=2, attribute="rack")
     assert [one.node_id for one in placed] == ["n0", "n2", "n1", "n4", "n6", "n7"]
 
 
 def test_units_have_the_order_of_their_first_records() -> None:
     records = [record(number, rack) for number, rack in ((9, "b"), (2, "a"), (1, "a"), (5, "b"))]
-    assert [one.node_id for one in in_units(records, unit=2, attribute="rack")] == ["n9", "n5", "n2", "n1"]
+    assert [one.node_id for one in fill_units(records, unit=2, attribute="rack")] == ["n9", "n5", "n2", "n1"]
 
 
 racks_or_none = st.sampled_from(["a", "b", "c", None])
@@ -57,7 +57,7 @@ def test_each_round_has_all_units_that_can_be_filled_and_none_straddles(
         decision = run.decide()
         counts = Counter(rack for rack, _ in coming.values())
         whole = sum(count - count % rules.unit for count in counts.values())
-        if not isinstance(decision, Complete):
+        if not isinstance(decision, Commit):
             assert whole == 0, "nothing but the want of a unit keeps them"
             continue
         members = decision.members

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.core.ranks import RankOrder, by_arrival, by_topology, find_order, in_place, natural
+from rdzv.core.ranks import RankOrder, by_arrival, by_topology, find_rank_order, in_place, natural
 from rdzv.core.state import NodeRecord
 from rdzv.errors import RendezvousSettingsError
 
@@ -56,7 +56,7 @@ arrivals_and_previous = st.lists(
 def test_every_order_gives_every_node_one_rank(name: str, case: tuple[list[NodeRecord], list[str], int]) -> None:
     arrivals, permuted, survivors = case
     previous = {node_id: rank for rank, node_id in enumerate(permuted[:survivors])}
-    ordered = find_order(name)(arrivals, previous)
+    ordered = find_rank_order(name)(arrivals, previous)
     assert sorted(record.node_id for record in ordered) == sorted(record.node_id for record in arrivals)
 
 
@@ -85,8 +85,8 @@ def test_every_order_gives_every_node_one_rank(name: str, case: tuple[list[NodeR
 )
 def test_an_order_gives_the_expected_ranks(order: str, arrivals: str, previous: str, ranks: str) -> None:
     before = {name: rank for rank, name in enumerate(previous.split()) if name != "-"}
-    assert names_of(find_order(order), came(*arrivals.split()), before) == ranks.split()
-    assert find_order(by_arrival) is by_arrival, "one's own is taken as it is"
+    assert names_of(find_rank_order(order), came(*arrivals.split()), before) == ranks.split()
+    assert find_rank_order(by_arrival) is by_arrival, "one's own is taken as it is"
 
 
 @given(case=arrivals_and_previous)
@@ -163,4 +163,4 @@ def test_the_error_for_an_unknown_order_lists_the_known_ones(name: str) -> None:
     with pytest.raises(
         RendezvousSettingsError, match="survivors, in_place, arrival, name, requested and topology:ATTRIBUTE"
     ):
-        find_order(name)
+        find_rank_order(name)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rdzv.core.round_life import give_up_in, loss_known_within, own_failure
+from rdzv.core.round_life import find_give_up, is_own_failure, loss_known_within
 from rdzv.errors import GiveUp, MembersLostError, RoundChanged, RoundSupersededError
 
 HUNG_UP = OSError("peer has hung up")
@@ -37,8 +37,8 @@ def group(*errors: BaseException) -> BaseExceptionGroup[BaseException]:
 def test_an_error_group_is_judged_by_its_leaves(
     failure: BaseException | str, is_own: bool | None, verdict: GiveUp | None
 ) -> None:
-    assert own_failure(failure) is is_own
-    assert give_up_in(failure) is verdict
+    assert is_own_failure(failure) is is_own
+    assert find_give_up(failure) is verdict
 
 
 def test_the_first_to_fail_waits_for_news_as_long_as_a_death_may_go_unnoticed() -> None:

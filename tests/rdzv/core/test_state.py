@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv import Phase
-from rdzv.core.absent import Absent, Missing
+from rdzv.core.absent import AbsentNodes, Missing
 from rdzv.core.keys import Keys
 from rdzv.core.round import ARRIVALS_MOST, Round, bucket_of, pack_arrivals
 from rdzv.core.state import Ban, Progress
@@ -88,12 +88,12 @@ def test_a_round_that_accepts_all_nodes_carries_the_progress_with_it() -> None:
     then = waiting.after_commit(7, size=4)
     assert then == Progress(phase=Phase.TRAINING, round=7, needed=4, capacity=4, live=4)
     assert waiting.replace(joined=5).after_commit(7, size=4) is None, "a node is left over"
-    missing = Absent(missing=(Missing(node_id="e", how="never seen"),), count=1)
+    missing = AbsentNodes(missing=(Missing(node_id="e", how="never seen"),), count=1)
     assert waiting.replace(absent=missing).after_commit(7, size=4) is None, "a node is missing"
 
 
 def test_the_store_keeps_room_for_the_keys_by_which_a_run_decides_and_for_no_others() -> None:
-    names = {name for name, kind in vars(Keys).items() if type(kind).__name__ == "_Name"} - {"stores"}
+    names = {name for name, kind in vars(Keys).items() if type(kind).__name__ == "_Key"} - {"stores"}
     deciding = [getattr(KEYS, name) for name in names] + [KEYS.answers("q"), KEYS.ranks(0, 1, 2)]
     groups = Groups()
     assert [key for key in deciding if not groups.coordinates_run(key)] == []

@@ -26,14 +26,14 @@ def test_after_its_answer_the_gate_is_closed_until_the_decision() -> None:
     gate = StepGate()
     fresh = gate.begun, gate.at_end, gate.decided, gate.for_newcomers, gate.has_stopped, gate.is_awaited, gate.finished
     assert fresh == (None, False, False, False, False, False, None)
-    assert gate.ask() is None
-    gate.decide(None)
+    assert gate.close_gate() is None
+    gate.note_decision(None)
     assert gate.must_leave(0), "with no step begun anywhere all leave at once"
     gate = StepGate()
     assert all(gate.begin_step(step) for step in range(7))
-    assert gate.ask() == 6
+    assert gate.close_gate() == 6
     assert not gate.begin_step(7)
-    gate.decide(9)  # another member was further
+    gate.note_decision(9)  # another member was further
     assert not gate.must_leave(7)
     assert not gate.must_leave(8)
     assert gate.must_leave(9)
@@ -58,16 +58,16 @@ def test_a_member_has_stopped_once_it_has_reached_the_agreed_step(
         gate.begin_step(begun)
     if at_end:
         gate.finish()
-    gate.decide(stop)
+    gate.note_decision(stop)
     assert gate.has_stopped is has_stopped
 
 
 @pytest.mark.parametrize(("for_newcomers", "stop"), [(True, 5), (False, None)])
 def test_a_decision_is_replaced_only_if_it_was_for_newcomers(for_newcomers: bool, stop: int | None) -> None:
     gate = StepGate()
-    gate.decide(None, why="1 waiting", for_newcomers=for_newcomers)
-    gate.decide(5, why="c to leave")
-    gate.decide(6, why="d to leave")
+    gate.note_decision(None, why="1 waiting", for_newcomers=for_newcomers)
+    gate.note_decision(5, why="c to leave")
+    gate.note_decision(6, why="d to leave")
     assert (gate.stop, gate.for_newcomers) == (stop, False)
 
 
@@ -92,10 +92,10 @@ def test_in_every_order_of_steps_and_answers_all_members_stop_at_the_same_step(s
             elif gate.decided:
                 done[name] = step
         elif what == "ask" and name not in answers and not decided:
-            answers[name] = gate.ask()
+            answers[name] = gate.close_gate()
         elif what == "decide" and len(answers) == len(gates):
             decided = True
-            gate.decide(agreed_step(answers))
+            gate.note_decision(agreed_step(answers))
     assert len(set(done.values())) == 1
 
 
@@ -113,7 +113,7 @@ def test_no_step_passes_the_gate_after_its_answer_with_two_threads() -> None:
         member = threading.Thread(target=walk)
         member.start()
         ready.wait()
-        answer = gate.ask()
+        answer = gate.close_gate()
         member.join()
         assert max(passed, default=-1) <= (-1 if answer is None else answer)
 

@@ -270,8 +270,8 @@ def test_a_successor_has_a_reason_for_the_loss_of_its_predecessor_and_of_other_m
     members = list(run.view.members.values())
     before = LastCoordinator(node_id="a", cause=cause)
     view.take_over(run.view.round, members, None, progress_at=0.0, before=before, moves=moves)
-    view.fold(run.put_event("c"), now=1.0, last_call_timeout=10.0)
-    view.fold(Event(kind="synced", revision=99), now=1.0, last_call_timeout=10.0)
+    view.apply_node_event(run.put_event("c"), now=1.0, last_call_timeout=10.0)
+    view.apply_node_event(Event(kind="synced", revision=99), now=1.0, last_call_timeout=10.0)
     assert (view.lost, view.why) == ([*why], why)
     assert view.departed == [name for name in "ab" if name not in why]
 
@@ -330,11 +330,11 @@ def test_unnamed_losses_stay_counted_after_the_nodes_return() -> None:
 def test_the_minimum_is_not_reached_before_the_snapshot_is_complete(kind: str) -> None:
     view = View(NODES, needed=1)
     value = NodeRecord(node_id="a", incarnation="1").pack()
-    view.fold(Event(kind="put", revision=1, key=NODES + "a", value=value), now=5.0, last_call_timeout=1.0)
+    view.apply_node_event(Event(kind="put", revision=1, key=NODES + "a", value=value), now=5.0, last_call_timeout=1.0)
     assert view.enough_since is None
     if kind == "delete":
-        view.fold(Event(kind="delete", revision=2, key=NODES + "a"), now=6.0, last_call_timeout=1.0)
-    view.fold(Event(kind="synced", revision=2), now=7.0, last_call_timeout=1.0)
+        view.apply_node_event(Event(kind="delete", revision=2, key=NODES + "a"), now=6.0, last_call_timeout=1.0)
+    view.apply_node_event(Event(kind="synced", revision=2), now=7.0, last_call_timeout=1.0)
     assert view.enough_since == (7.0 if kind == "put" else None)
 
 

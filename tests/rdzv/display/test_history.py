@@ -8,7 +8,7 @@ import jsonschema
 
 from rdzv.core.history import CHAPTERS_MOST, Chapter, EarlierRounds, History, Incident, TimeSpent, pack_history
 from rdzv.core.report import account, long_duration
-from rdzv.display.history import as_json, describe, timeline
+from rdzv.display.history import as_json, history_text, timeline
 from rdzv.display.pages import timeline_page
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "history.schema.json").read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ STORY = History(
 
 
 def test_the_history_in_words_has_hours_durations_and_reasons() -> None:
-    assert describe(STORY) == [
+    assert history_text(STORY) == [
         "2027-01-15 08:00:00Z  round 0: 2 nodes: a, b (10.77.0.12)",
         "         30.0 s later (08:00:30Z), lost: b (10.77.0.12): silent",
         "         30.0 s later, 10.0 s meeting again, 6.0 s of them waiting for nodes",
@@ -60,8 +60,8 @@ def test_the_history_in_words_has_hours_durations_and_reasons() -> None:
 
 def test_forgotten_rounds_are_mentioned() -> None:
     past = EarlierRounds(rounds=7, since=NOON)
-    assert describe(History(past=past)) == ["7 earlier rounds are forgotten; the run began at 2027-01-15 08:00:00Z"]
-    assert describe(History()) == []
+    assert history_text(History(past=past)) == ["7 earlier rounds are forgotten; the run began at 2027-01-15 08:00:00Z"]
+    assert history_text(History()) == []
 
 
 def test_the_closing_line_has_the_shares_of_time_and_the_node_lost_most_often() -> None:

@@ -4,7 +4,7 @@ from rdzv.core.absent import Missing
 from rdzv.core.report import RunStatus
 from rdzv.core.round import Participant
 from rdzv.core.state import Phase
-from rdzv.display.status import Frame, draw
+from rdzv.display.status import Frame, draw_screen
 
 
 def status_of(members: int, *, missing: int = 0, waiting: tuple[str, ...] = ()) -> RunStatus:
@@ -31,7 +31,7 @@ def status_of(members: int, *, missing: int = 0, waiting: tuple[str, ...] = ()) 
 
 
 def texts(frame: Frame, *, height: int = 24) -> list[str]:
-    return [line.text for line in draw(frame, height=height)]
+    return [line.text for line in draw_screen(frame, height=height)]
 
 
 def test_missing_nodes_come_before_the_members() -> None:
@@ -57,7 +57,7 @@ def test_of_ten_thousand_members_the_first_and_the_missing_are_shown() -> None:
 
 
 def test_a_lost_store_is_in_the_first_line_as_an_alarm() -> None:
-    lines = draw(Frame(status=status_of(1), silent_for=2.0), height=24)
+    lines = draw_screen(Frame(status=status_of(1), silent_for=2.0), height=24)
     assert lines[0].text == "the store has not answered for 2 s; what follows is as it was before"
     assert lines[0].meant == "bad"
 

@@ -17,7 +17,7 @@ def status(door: AccessRules, method: str, path: str, *headers: dict[str, str]) 
     merged: dict[str, str] = {}
     for each in headers:
         merged |= each
-    refusal = door.refuse(method, path, merged)
+    refusal = door.find_refusal(method, path, merged)
     return None if refusal is None else refusal.status
 
 

@@ -34,13 +34,13 @@ class Slow(RunReader):
         self.clock.now += self.takes
         return []
 
-    async def _report(self, _: str) -> dict[str, Any]:
+    async def _read_report(self, _: str) -> dict[str, Any]:
         await self._read_live_runs()
         return {}
 
 
 @pytest.mark.parametrize(
-    "ask", [RunReader.list_live, lambda runs: runs.report("job")], ids=["all", "one of thousands of nodes"]
+    "ask", [RunReader.list_live_runs, lambda runs: runs.report("job")], ids=["all", "one of thousands of nodes"]
 )
 @pytest.mark.parametrize(("takes", "share"), [(0.01, 0.02), (2.0, 0.2)])
 async def test_reading_takes_at_most_a_fifth_of_the_stores_time_with_any_number_of_clients(

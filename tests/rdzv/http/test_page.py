@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rdzv
-from rdzv.core.live.changes import message
+from rdzv.core.live.changes import server_sent_event
 from rdzv.core.stuck.pace import NODE_STATES
 from tests.rdzv.http.test_app import HOSTILE, LIMIT, node, served
 from tests.support.processes import require, start_python
@@ -176,11 +176,11 @@ async def test_ten_thousand_nodes_are_visible_at_once_and_an_update_is_cheap() -
         assert await page.evaluate("document.querySelectorAll('*').length") < 1500
         spent, sent = [], []
         before = played.state("slow-10000")
-        await page.evaluate(f"source.onmessage({{data: {json.dumps(message(None, before)[6:].decode())}}})")
+        await page.evaluate(f"source.onmessage({{data: {json.dumps(server_sent_event(None, before)[6:].decode())}}})")
         for _ in range(5):
             await asyncio.sleep(1.0)
             now = played.state("slow-10000", before)
-            data = message(before, now).split(b"data: ", 1)[1].decode()
+            data = server_sent_event(before, now).split(b"data: ", 1)[1].decode()
             before = now
             sent.append(len(data))
             spent.append(

@@ -141,7 +141,7 @@ def test_a_check_in_a_forked_child_does_not_wait_for_a_decision_that_never_comes
     for round in rdzv.sync.rounds(f"{url}/job?min_nodes=1&is_host=false"):
         with round:
             round.check(0)
-            round.gate.ask()  # as the node does when one is to leave
+            round.gate.close_gate()  # as the node does when one is to leave
             child = os.fork()
             if child == 0:
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)  # not that of the test runner

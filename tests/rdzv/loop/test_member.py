@@ -11,9 +11,9 @@ import rdzv
 import rdzv.sync
 import store.sync
 from rdzv.errors import RendezvousGracefulExitError, RendezvousSettingsError, RendezvousStateError
-from rdzv.loop.member import Options, RoundLoop
+from rdzv.loop.member import LoopOptions, RoundLoop
 from rdzv.node.node import Node
-from store.calls import run_at_once
+from store.calls import run_synchronously
 
 NOWHERE = "tcp://127.0.0.1:1/job?min_nodes=1"
 
@@ -46,7 +46,7 @@ class Quiet:
 
 
 def loop_over(node: Quiet, **options: Any) -> RoundLoop[Any]:
-    return RoundLoop(cast("Any", None), node, cast("Node", node), Options(**options))
+    return RoundLoop(cast("Any", None), node, cast("Node", node), LoopOptions(**options))
 
 
 @pytest.mark.parametrize(("options", "told"), [({}, -1), ({"progress": lambda: 480}, 480)])
@@ -55,7 +55,7 @@ def test_a_nodes_first_arrival_carries_its_progress(options: dict[str, Any], tol
     only by chance.
     """
     node = Quiet(error=RendezvousGracefulExitError("a spare that is not needed ends its loop without an error"))
-    assert run_at_once(loop_over(node, **options).next()) is None
+    assert run_synchronously(loop_over(node, **options).next()) is None
     assert node.progress == told
 
 
@@ -63,13 +63,13 @@ def test_a_nodes_first_arrival_carries_its_progress(options: dict[str, Any], tol
 def test_a_progress_that_is_no_step_is_refused_by_its_name(nonsense: Any) -> None:
     node = Quiet(error=AssertionError("it meets others"))
     with pytest.raises(RendezvousSettingsError, match=r"^progress\(\)=.* must be a whole number"):
-        run_at_once(loop_over(node, progress=lambda: nonsense).next())
+        run_synchronously(loop_over(node, progress=lambda: nonsense).next())
 
 
 def test_a_draining_node_does_not_join_again() -> None:
     node = Quiet(error=AssertionError("it meets others"))
     node.is_draining = True
-    assert run_at_once(loop_over(node).next()) is None
+    assert run_synchronously(loop_over(node).next()) is None
 
 
 @pytest.fixture

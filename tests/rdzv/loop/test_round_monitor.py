@@ -16,7 +16,7 @@ from rdzv.core.stuck.step_log import StepLog
 from rdzv.loop.round_monitor import RoundMonitor, accuse_unnamed
 from rdzv.membership import Membership
 from rdzv.testing import ClusterNode, cluster
-from store.calls import run_at_once
+from store.calls import run_synchronously
 
 ROUND = Round(number=7, term=1, size=3, buckets=1, host="h", port=1, in_steps=True)
 
@@ -87,7 +87,7 @@ def test_what_ends_a_round(
 def test_the_others_live_once_all_have_come_back(progress: Progress | None, live: bool) -> None:
     membership = Membership(round=ROUND, rank=0, arrival=3, beats=StepLog(7, lambda: 0.0, expected=True))
     membership.head = Head(progress=progress)
-    assert RoundMonitor(cast("Any", None), membership, lambda _: None)._others_live() is live
+    assert RoundMonitor(cast("Any", None), membership, lambda _: None)._have_others_arrived() is live
 
 
 LOST = Ending(kind=EndKind.LOST, reason="lost: b", node_ids=("b",))
@@ -139,7 +139,7 @@ class Driven:
         async def release() -> None:
             self.did.append("release")
 
-        return run_at_once(self.monitor.end_work(failure, in_node=in_node, release=release))
+        return run_synchronously(self.monitor.end_work(failure, in_node=in_node, release=release))
 
 
 HUNG_UP = OSError("peer has hung up")
@@ -235,4 +235,4 @@ async def test_a_node_without_a_round_accuses_no_member() -> None:
     async def connect() -> None:
         """Return no link: none is used."""
 
-    await accuse_unnamed(cast("Any", SimpleNamespace(connect=connect, membership=None)), "a member is silent")
+    await accuse_unnamed(cast("Any", SimpleNamespace(open_link=connect, membership=None)), "a member is silent")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, cast
 import anyio
 import pytest
 
-from rdzv.core.decision import Joiner, KeepWaiting, Refused, follow
+from rdzv.core.decision import Joiner, KeepWaiting, RunClosed, next_act_of
 from rdzv.core.keys import Keys
 from rdzv.core.round import Round
 from rdzv.core.state import NAMED_MOST, Closed, Head, Phase, Progress
@@ -106,15 +106,15 @@ async def test_a_spare_that_reads_the_close_with_the_departures_still_ends_as_a_
     full = PROGRESS.replace(phase=Phase.TRAINING, joined=1, live=2, capacity=2, spares=1, spares_after=12)
     room = full.replace(phase=Phase.CLOSED, live=0, spares=0, spares_after=None)
     follower, task = await follow_head(store, [*SNAPSHOT[:2], put(KEYS.progress, full.pack(), 16), SYNCED])
-    assert isinstance(follow(spare, follower.head, now=0.0), KeepWaiting)
+    assert isinstance(next_act_of(spare, follower.head, now=0.0), KeepWaiting)
     closing, left = put(KEYS.closed, CLOSED.pack(), 21), put(KEYS.progress, room.pack(), 22)
     if reset:
         store.say([RESET, *SNAPSHOT[:2], closing, left, SYNCED])
     else:
         store.say(*([[closing, left]] if at_once else [[closing], [left]]))
     await asyncio.sleep(0.1)
-    refused = follow(spare, follower.head, now=0.0)
-    assert isinstance(refused, Refused)
+    refused = next_act_of(spare, follower.head, now=0.0)
+    assert isinstance(refused, RunClosed)
     assert refused.spare
     await ended(task)
 

@@ -400,7 +400,7 @@ UNREADABLE = (
 @pytest.mark.parametrize("key", UNREADABLE)
 async def test_an_unreadable_key_is_named_in_the_log_and_ignored(key: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    stored._warn.cache_clear()  # a warning is logged once per process, and another test may have caused it
+    stored._warn_once.cache_clear()  # a warning is logged once per process, and another test may have caused it
     async with VirtualRun(min_nodes=2, max_nodes=2, rank_order="name") as run:
         a, b = run.handler("a"), run.handler("b")
         first = await run.meet(a, b)

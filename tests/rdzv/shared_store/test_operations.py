@@ -39,16 +39,16 @@ class Table(Operations):
         self._names = itertools.count(1)
         self.prefix, self._fence = "/r/", fence
         self._company = MembershipQueries(superseded=lambda: self.reason)
-        self._seconds = 10.0
+        self._timeout_seconds = 10.0
 
-    def _begin(self, timeout: timedelta | float | None = None) -> FencedCall:
+    def _begin_call(self, timeout: timedelta | float | None = None) -> FencedCall:
         assert timeout is None
         return FencedCall(
             asked,
             prefix=self.prefix,
             fence=self._fence,
             company=self._company,
-            seconds=self._seconds,
+            seconds=self._timeout_seconds,
             now=lambda: self.now,
         )
 
@@ -56,7 +56,7 @@ class Table(Operations):
         return str(next(self._names))
 
     def begin(self, operation: Coroutine[Any, Any, T], seconds: float = 10.0) -> Driven[T]:
-        self._seconds = seconds
+        self._timeout_seconds = seconds
         return Driven(self, operation)
 
     def run(self, operation: Coroutine[Any, Any, T], seconds: float = 10.0) -> T:

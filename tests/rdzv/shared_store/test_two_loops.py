@@ -8,7 +8,7 @@ import pytest
 import store
 import store.sync
 from rdzv.errors import RendezvousStateError, RoundSupersededError
-from rdzv.shared_store.store import ClientAtFirstUse
+from rdzv.shared_store.store import LazyClient
 from store.messages import Get, Put
 from tests.support.runs import real_run
 
@@ -47,7 +47,7 @@ async def test_a_round_in_a_store_that_replaces_another_begins_with_a_client_tha
     before had not heard of the replacement yet. The body ended, and all met once more, or waited for it for ever.
     """
     with store.sync.serve() as server:
-        client = ClientAtFirstUse(lambda: store.connect(server.url))
+        client = LazyClient(lambda: store.connect(server.url))
         await client.call(Put("k", b"before"))
     # Nothing is awaited from here to the call: the client cannot hear of the replacement.
     with store.sync.serve(port=server.port) as present:

@@ -25,7 +25,7 @@ def put(revision: int, key: str, *, lease: int | None = None) -> tuple[Event, ..
 def story() -> list[ChangeSet]:
     """Return facts of every kind."""
     opened = ChangeSet(leases={1: SavedLease(id=1, ttl=3.0, disconnect_ttl=0.5)})
-    opened.note_opened(SESSION, 1)
+    opened.note_session_opened(SESSION, 1)
     replies = [
         KeptReply(session_id=SESSION, acknowledged=number - 1, request_id=number, response=Written(revision=number))
         for number in (1, 2, 3)

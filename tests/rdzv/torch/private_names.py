@@ -119,7 +119,7 @@ PRIVATE: Final = (
     Private(
         module=C10D,
         name="_world.group_count",
-        used_for="counting groups anew where the making of one has failed; see count_groups_anew",
+        used_for="counting groups anew where the making of one has failed; see reset_group_count",
     ),
     Private(
         module=C10D,

@@ -59,9 +59,9 @@ for private in PRIVATE:
     assert pytorch.signal_of(ValueError()) is None
     assert pytorch.end_of_agent().why == "an agent has ended"
     assert pytorch.underlying_store(pytorch.dist.HashStore()) is not None
-    assert pytorch.agent_above() is None
+    assert pytorch.find_agent() is None
     assert not pytorch.runs_under_torchrun()
-    pytorch.count_groups_anew()
+    pytorch.reset_group_count()
     setattr(owner, last, kept)
     print("without", private.name)
 """
@@ -118,13 +118,13 @@ def test_the_calling_agent_is_found_with_the_failures_of_its_workers() -> None:
     code = "def _invoke_run(run_result, call):\n    return call()"
     agent: dict[str, Any] = {"__name__": api.__name__}
     exec(code, agent)
-    run = functools.partial(agent["_invoke_run"], call=it.agent_above)
+    run = functools.partial(agent["_invoke_run"], call=it.find_agent)
     assert run(SimpleNamespace(failures={})) == it.Agent("")
     assert run(None) == it.Agent("")
     both = SimpleNamespace(failures={5: failed, 4: killed})
     assert run(both) == it.Agent("worker 0 was killed by signal 9")
     assert it.describe_failure(failed) == "worker 1 ended with status 1"
-    assert it.agent_above() is None
+    assert it.find_agent() is None
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_the_calling_agent_is_found_with_the_failures_of_its_workers() -> None:
 def test_an_agent_with_other_variable_names_counts_as_unknown(run_result: object, of_agent: object) -> None:
     agent: dict[str, Any] = {"__name__": "torch.distributed.elastic.agent.server.api"}
     exec("def _invoke_run(self, run_result, call):\n    return call()", agent)
-    found = agent["_invoke_run"](of_agent, run_result, it.agent_above)
+    found = agent["_invoke_run"](of_agent, run_result, it.find_agent)
     assert found.problem == ""
     assert found.next_workers()() == {}
     unnamed = it.SignalException("got a signal", signal.SIGINT)

@@ -96,7 +96,7 @@ def test_buffers_are_restored_only_before_the_optimizers_step() -> None:
     model = torch.nn.BatchNorm1d(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     interrupted = InterruptedStep()
-    interrupted.follow(model, optimizer)
+    interrupted.track(model, optimizer)
 
     def batch() -> None:
         model(torch.randn(4, 2)).pow(2).mean().backward()
@@ -121,9 +121,9 @@ def test_each_of_several_models_is_restored_by_its_own_call_of_sync_state(steppe
     for batches in (0, int(stepped)):
         for model, optimizer in zip(models, optimizers, strict=True):
             interrupted.undo_step(model, optimizer, announced=False)
-            interrupted.follow(model, optimizer)
+            interrupted.track(model, optimizer)
         assert [int(model.num_batches_tracked) for model in models] == [batches] * 2
-        interrupted.remember()  # stands for `check`
+        interrupted.remember_buffers()  # stands for `check`
         for model in models:
             model(torch.randn(4, 2))
         if stepped:
@@ -150,14 +150,14 @@ def test_gradients_lost_by_an_announced_change_are_warned_of_once(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     interrupted = InterruptedStep()
     for _ in range(2):
-        interrupted.follow(model, optimizer)
+        interrupted.track(model, optimizer)
         for _ in range(2):
-            interrupted.remember()  # stands for `check`
+            interrupted.remember_buffers()  # stands for `check`
             optimizer.zero_grad()
             model(torch.ones(1, 2)).sum().backward()
             if steps_of_the_optimizer:
                 optimizer.step()
-        interrupted.remember()
+        interrupted.remember_buffers()
         interrupted.undo_step(model, optimizer, announced=True)
     assert len([one for one in caplog.records if "give `check` the optimizer's steps" in one.message]) == warnings
 
@@ -169,7 +169,7 @@ def test_a_step_of_lbfgs_interrupted_between_two_evaluations_is_undone() -> None
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, history_size=3)
     interrupted = InterruptedStep()
-    interrupted.follow(model, optimizer)
+    interrupted.track(model, optimizer)
 
     def step(raises_at: int) -> None:
         evaluations = iter(range(100))
@@ -188,14 +188,14 @@ def test_a_step_of_lbfgs_interrupted_between_two_evaluations_is_undone() -> None
         return repr((list(model.parameters()), optimizer.state_dict()))
 
     for _ in range(3):
-        interrupted.remember()
+        interrupted.remember_buffers()
         before = state()
         with pytest.raises(RuntimeError, match="aborted"):
             step(raises_at=2)
         assert state() != before
         interrupted.undo_step(model, optimizer, announced=False)
         assert state() == before
-        interrupted.follow(model, optimizer)
+        interrupted.track(model, optimizer)
         step(raises_at=99)
         after = state()
         interrupted.undo_step(model, optimizer, announced=False)
@@ -220,7 +220,7 @@ def test_a_step_that_communicates_is_undone_with_a_closure_and_warned_of_without
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = Distributed([weight], lr=0.1)
     interrupted = InterruptedStep()
-    interrupted.follow(None, optimizer)
+    interrupted.track(None, optimizer)
     with pytest.raises(RuntimeError, match="aborted"):
         optimizer.step(closure)
     interrupted.undo_step(None, optimizer, announced=False)

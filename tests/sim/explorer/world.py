@@ -39,7 +39,7 @@ import anyio
 import msgpack
 
 from rdzv.config.settings import Settings, parse
-from rdzv.core.absent import Absent
+from rdzv.core.absent import AbsentNodes
 from rdzv.core.history import History, HistoryWriter
 from rdzv.core.keys import Keys
 from rdzv.core.state import Progress
@@ -49,13 +49,13 @@ from rdzv.node.handler import Handler
 from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
 from rdzv.node.run.run_settings import RunSettings
-from rdzv.testing.machines import NoPort
+from rdzv.testing.machines import FixedPort
 from rdzv.testing.timeline import START, Host, Timeline
 from store import interface, messages
 from store.engine.applied import Answer, Delivery
 from store.engine.engine import Engine
-from store.engine.processes import ConnectionEnd
-from store.errors import StoreReplaced, StoreTimeoutError, unsent
+from store.engine.processes import DisconnectKind
+from store.errors import StoreReplaced, StoreTimeoutError, unsent_copy
 from store.messages import Cancel, Entry, Event, Get, Guarded, KeepAlive, Listing, ListingPart, Put, Request, Transact
 from store.protocol.connection import error_of
 from tests.sim.checker import Checker
@@ -200,7 +200,7 @@ class _Connection(interface.Store):
     def check_not_lost(self) -> None:
         """Raise an error if the node has read that the store is lost."""
         if self._failed is not None:
-            raise unsent(self._failed)
+            raise unsent_copy(self._failed)
 
     @property
     def is_lost(self) -> bool:
@@ -215,7 +215,7 @@ class _Connection(interface.Store):
             self._failed = item
             for asked in self._answers.values():
                 if not asked.done():
-                    asked.set_exception(unsent(item))
+                    asked.set_exception(unsent_copy(item))
             for watch in self._watches.values():
                 watch.deliver(())
         elif type(item) is tuple:  # events; an answer is a record, which is a subclass of tuple
@@ -274,7 +274,7 @@ class _Member:
         self.connection = _Connection(world, index, self.host)
         settings = parse(URL, {"node_id": self.name, "address": f"at-{self.name}"}, {})
         rng = _NoLuck(index)
-        node = Node(settings, loop=NodeLoop(self.host), open_store=self._open, rng=rng, port=NoPort())
+        node = Node(settings, loop=NodeLoop(self.host), open_store=self._open, rng=rng, port=FixedPort())
         self.node = node
         self.handler = Handler(node, open_store=self._open)
         self.alive, self.cut = True, False
@@ -508,7 +508,7 @@ class World:
                 one.connection.up.clear()
                 one.connection.down.clear()
                 one.host.die()
-                self.engine.disconnect(index, now=self.now, how=ConnectionEnd.DROPPED)
+                self.engine.disconnect(index, now=self.now, how=DisconnectKind.DROPPED)
             case "cut":
                 self.faults_left = 0
                 one.cut, one.led = True, self._leads(one)
@@ -586,7 +586,7 @@ class World:
 
     def _pass_to_next_timer(self) -> None:
         timeline = self.timeline
-        due_in = self.engine.state.leases.next_due_in()
+        due_in = self.engine.state.leases.seconds_to_next_expiry()
         lease_at = self.now + due_in if due_in is not None else float("inf")
         until = min(lease_at, next_timer(timeline))
         while self.now < until - LOOK_EVERY:
@@ -759,7 +759,7 @@ def _nothing(_: object) -> tuple[()]:
 
 
 _PASSED_OVER = (
-    *(Absent, HistoryWriter, History),
+    *(AbsentNodes, HistoryWriter, History),
     *(World, Checker, Timeline, Host, _Member, _Connection, _NoLuck),
     *(Settings, Keys, contextvars.Context),
 )

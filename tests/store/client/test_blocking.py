@@ -251,8 +251,8 @@ def test_a_host_that_answers_no_packet_costs_the_callers_time_and_no_more() -> N
     ("error", "left", "raised", "known", "problem"),
     [
         (TimeoutError(), 9.0, TimeoutError, NEVER_ANSWERED, NEVER_ANSWERED),  # it has time for another attempt
-        (TimeoutError(), -1.0, rooms._Expired, NEVER_ANSWERED, describe(TimeoutError())),
-        (TimeoutError(), -1.0, rooms._Expired, "it hung up", "it hung up"),
+        (TimeoutError(), -1.0, rooms._TimedOut, NEVER_ANSWERED, describe(TimeoutError())),
+        (TimeoutError(), -1.0, rooms._TimedOut, "it hung up", "it hung up"),
         (ConnectionRefusedError(), -1.0, ConnectionRefusedError, NEVER_ANSWERED, NEVER_ANSWERED),
         (ConnectionRefusedError(), 9.0, ConnectionRefusedError, NEVER_ANSWERED, NEVER_ANSWERED),
     ],
@@ -264,7 +264,7 @@ def test_an_attempt_without_a_connection_ends_the_call_once_its_time_is_over(
         raise error
 
     monkeypatch.setattr(rooms, "connect_blocking", fail)
-    channel = sync.Client(Address(host="127.0.0.1", port=1))._free_channel()
+    channel = sync.Client(Address(host="127.0.0.1", port=1))._acquire_channel()
     channel._problem = known
     outcome = outcome_within(20.0, lambda: channel._open_socket(time.monotonic() + left, lambda: None))
     assert (type(outcome), channel._problem) == (raised, problem)
@@ -308,7 +308,7 @@ class Soon(random.Random):
 
 def test_an_outage_of_thousands_of_attempts_is_still_only_an_outage() -> None:
     client = sync.Client(Address(host="127.0.0.1", port=1), rng=Soon())
-    channel = client._free_channel()
+    channel = client._acquire_channel()
     channel._attempt = 100_000
     client._free.append(channel)
     with pytest.raises(ConnectionLost, match="nobody listens there"):
@@ -679,7 +679,7 @@ def test_a_channel_that_met_the_store_first_speaks_for_all_of_its_client() -> No
     with contextlib.ExitStack() as stack:
         with sync.serve() as server:
             client = stack.enter_context(sync.connect(server.url))
-            held = stack.enter_context(contextlib.closing(client._free_channel()))
+            held = stack.enter_context(contextlib.closing(client._acquire_channel()))
         assert held.sock is not None
         with sync.serve("127.0.0.1", server.port), pytest.raises(StoreReplaced):
             client.get("a")

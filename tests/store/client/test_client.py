@@ -35,7 +35,7 @@ async def gathered(*calls: Awaitable[Any]) -> list[Any]:
 def changes_of(client: Client) -> list[bool]:
     """Return a list to which the client's changes between connected and disconnected are appended."""
     changes: list[bool] = []
-    client.on_connection(changes.append)
+    client.on_connection_change(changes.append)
     return changes
 
 
@@ -159,7 +159,7 @@ async def test_a_server_that_welcomes_and_hangs_up_each_time_is_asked_with_pause
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client:
         changes = changes_of(client)
-        client.on_connection(lambda connected: network.reset("client") if connected else None)
+        client.on_connection_change(lambda connected: network.reset("client") if connected else None)
         network.reset("client")
         await asyncio.sleep(1.0)
         assert 1 < changes.count(True) < 100

@@ -10,9 +10,9 @@ from rdzv.testing.network import MemoryNetwork
 from store.client.connection_health import (
     HEARTBEATS_OF_BUSY,
     WATCHES_HEAR_EVERY,
-    Action,
     ConnectionHealth,
     ConnectionState,
+    HealthAction,
 )
 from store.client.reconnecting import Connection
 from store.client.timeouts import BUSY_FACTOR, HEARTBEAT, SILENCE, SLOW_FOR, Timeouts
@@ -25,19 +25,19 @@ BUSY_SILENCE = BUSY_FACTOR * SILENCE
 
 def health() -> ConnectionHealth:
     timeouts = Timeouts(random.Random(0))
-    timeouts.note_connected(0.001)
+    timeouts.note_connect_time(0.001)
     return ConnectionHealth(timeouts, 0.0)
 
 
 def said(
     one: ConnectionHealth, line: ConnectionState = QUIET, *, since: float = 0.0, until: float = 1000.0
-) -> list[tuple[Action, Any]]:
+) -> list[tuple[HealthAction, Any]]:
     """Return the messages that it sends with their times, until it hangs up, if nothing is received."""
-    found: list[tuple[Action, Any]] = []
+    found: list[tuple[HealthAction, Any]] = []
     now = one.first_check_at(since)
-    while now < until and Action.HANG_UP not in [say for say, _ in found]:
+    while now < until and HealthAction.HANG_UP not in [say for say, _ in found]:
         say, now_next = one.check(now, line)
-        if say is not Action.NOTHING:
+        if say is not HealthAction.NOTHING:
             found.append((say, pytest.approx(now, abs=0.01)))
         now = max(now_next, now)
     return found
@@ -51,75 +51,84 @@ def test_a_server_that_owes_an_answer_is_pinged_then_replaced_and_finally_closed
 ) -> None:
     one = health()
     one.expect_answer(0.0)
-    expected = [(Action.PING, silence / 2), (Action.SEEK, silence), (Action.HANG_UP, 2 * patient * HEARTBEAT)]
+    expected = [
+        (HealthAction.PING, silence / 2),
+        (HealthAction.SEEK, silence),
+        (HealthAction.HANG_UP, 2 * patient * HEARTBEAT),
+    ]
     assert said(one, line) == expected
 
 
 @pytest.mark.parametrize(("line", "patient"), [(ConnectionState(), 1.0), (BUSY, HEARTBEATS_OF_BUSY)])
 def test_a_server_that_owes_nothing_is_asked_after_a_heartbeat(line: ConnectionState, patient: float) -> None:
     first, second, *_, last = said(health(), line)
-    assert first == (Action.PING, HEARTBEAT)
-    assert second[0] is Action.SEEK
-    assert last == (Action.HANG_UP, max(2 * patient, 1 + patient) * HEARTBEAT)
+    assert first == (HealthAction.PING, HEARTBEAT)
+    assert second[0] is HealthAction.SEEK
+    assert last == (HealthAction.HANG_UP, max(2 * patient, 1 + patient) * HEARTBEAT)
 
 
 def test_one_that_answers_is_asked_again_a_heartbeat_later() -> None:
     one = health()
-    assert one.check(HEARTBEAT, ConnectionState())[0] is Action.PING
-    one.heard(HEARTBEAT + 0.1, expecting=False)
-    assert said(one, since=HEARTBEAT + 0.1, until=2 * HEARTBEAT + 0.2) == [(Action.PING, 2 * HEARTBEAT + 0.1)]
+    assert one.check(HEARTBEAT, ConnectionState())[0] is HealthAction.PING
+    one.note_received(HEARTBEAT + 0.1, expecting=False)
+    assert said(one, since=HEARTBEAT + 0.1, until=2 * HEARTBEAT + 0.2) == [(HealthAction.PING, 2 * HEARTBEAT + 0.1)]
 
 
 def test_a_server_that_answers_is_not_replaced_until_it_falls_silent_again() -> None:
     one = health()
     one.expect_answer(0.0)
-    assert said(one, until=2.0)[-1][0] is Action.SEEK
-    one.heard(2.0, expecting=True)
+    assert said(one, until=2.0)[-1][0] is HealthAction.SEEK
+    one.note_received(2.0, expecting=True)
     assert not one.seeking
-    assert said(one, since=2.0, until=4.0) == [(Action.PING, 2.0 + SILENCE / 2), (Action.SEEK, 2.0 + SILENCE)]
+    assert said(one, since=2.0, until=4.0) == [
+        (HealthAction.PING, 2.0 + SILENCE / 2),
+        (HealthAction.SEEK, 2.0 + SILENCE),
+    ]
 
 
 def test_a_server_that_accepts_data_is_alive() -> None:
     one = health()
     one.expect_answer(0.0)
     for tenth in range(200):
-        assert one.check(tenth / 10, ConnectionState(unsent_bytes=1000 - tenth))[0] is Action.NOTHING
-        assert one.check(tenth / 10, ConnectionState(unsent_bytes=1000 - tenth, held_back=True))[0] is Action.NOTHING
+        assert one.check(tenth / 10, ConnectionState(unsent_bytes=1000 - tenth))[0] is HealthAction.NOTHING
+        assert (
+            one.check(tenth / 10, ConnectionState(unsent_bytes=1000 - tenth, held_back=True))[0] is HealthAction.NOTHING
+        )
 
 
 def test_a_server_that_was_slow_lately_is_given_more_time() -> None:
     """Thousands of waiting clients opened new connections, which made the server slower: none was served."""
     one = health()
     one.expect_answer(0.0)
-    one.heard(4.0, expecting=True)
-    assert Action.SEEK not in dict(said(one, BUSY, since=4.0, until=4.0 + 2 * 4.0))
-    one.heard(14.0, expecting=False)
+    one.note_received(4.0, expecting=True)
+    assert HealthAction.SEEK not in dict(said(one, BUSY, since=4.0, until=4.0 + 2 * 4.0))
+    one.note_received(14.0, expecting=False)
     later = 14.0 + 10 * SLOW_FOR
     one.expect_answer(later)
-    assert (Action.SEEK, later + BUSY_SILENCE) in said(one, BUSY, since=later), "that was long ago"
+    assert (HealthAction.SEEK, later + BUSY_SILENCE) in said(one, BUSY, since=later), "that was long ago"
 
 
 def test_time_in_which_the_loop_was_held_up_is_not_the_servers_silence() -> None:
     """With thousands of clients in one loop, answers that had arrived but were not read yet counted as silence."""
     one = health()
     one.expect_answer(0.0)
-    assert one.check(30.0, ConnectionState(), late=29.5) == (Action.NOTHING, 30.0), "first what has come is read"
-    assert said(one, since=30.0, until=32.0) == [(Action.SEEK, 30.5)]
+    assert one.check(30.0, ConnectionState(), late=29.5) == (HealthAction.NOTHING, 30.0), "first what has come is read"
+    assert said(one, since=30.0, until=32.0) == [(HealthAction.SEEK, 30.5)]
 
 
 def test_watches_hear_how_far_the_store_has_come_also_on_a_connection_that_is_busy() -> None:
     one, pings = health(), 0
     for second in range(int(WATCHES_HEAR_EVERY + HEARTBEAT)):
         one.expect_answer(second)
-        one.heard(second, expecting=True)
-        pings += one.check(second, ConnectionState(has_watches=True))[0] is Action.PING
+        one.note_received(second, expecting=True)
+        pings += one.check(second, ConnectionState(has_watches=True))[0] is HealthAction.PING
     assert pings == 1
 
 
 def test_no_ping_is_sent_before_the_welcome() -> None:
     one = health()
     one.expect_answer(0.0)
-    assert [say for say, _ in said(one, ConnectionState(welcomed=False))] == [Action.SEEK, Action.HANG_UP]
+    assert [say for say, _ in said(one, ConnectionState(welcomed=False))] == [HealthAction.SEEK, HealthAction.HANG_UP]
 
 
 @pytest.mark.virtual_time
@@ -145,9 +154,9 @@ def test_on_uvloop_a_look_that_is_due_at_once_is_one_that_can_be_hastened() -> N
     async def ask() -> None:
         client: Any = type("Owner", (), {"timeouts": Timeouts(random.Random(0)), "met": False})
         link = Connection(client)
-        link._check_at(asyncio.get_running_loop().time() - 1.0)
+        link._schedule_check(asyncio.get_running_loop().time() - 1.0)
         link.expect_answer()
-        link.end()
+        link.stop_checks()
         await asyncio.sleep(0)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -26,9 +26,9 @@ class Longest(random.Random):
 
 def patience(*, remaining: float = math.inf, round_trip: float | None = 0.001) -> Timeouts:
     made = Timeouts(Longest())
-    made.limit_by(lambda: remaining)
+    made.limit_by_leases(lambda: remaining)
     if round_trip is not None:
-        made.note_connected(round_trip)
+        made.note_connect_time(round_trip)
     return made
 
 
@@ -46,7 +46,7 @@ def test_pauses_are_bounded_by_the_time_left_of_a_lease() -> None:
 
 def test_the_lease_that_ends_first_counts() -> None:
     made = patience(remaining=100.0)
-    made.limit_by(lambda: 0.8)
+    made.limit_by_leases(lambda: 0.8)
     assert made.answer_timeout(0.0) == made.connect_timeout() == pytest.approx(0.2)
 
 
@@ -55,7 +55,7 @@ def test_after_silent_fresh_connections_the_client_waits_longer_until_an_answer(
     waits = []
     for _ in range(6):
         waits.append(made.answer_timeout(0.0))
-        made.note_replaced()
+        made.note_connection_replaced()
     assert waits[0] == SILENCE
     assert waits == sorted(waits)
     assert waits[-1] == SILENCE_MOST
@@ -70,7 +70,7 @@ def test_a_server_that_takes_connections_has_longer_each_time_to_say_a_word() ->
     words = []
     for _ in range(9):
         words.append(made.first_bytes_timeout())
-        made.note_replaced()
+        made.note_connection_replaced()
     assert words == [1, 2, 4, 8, 16, 32, 64, 64, 64]
     assert made.connect_timeout() == 0.5
     assert patience(remaining=0.1).first_bytes_timeout() == SILENCE, "a lease that ends does not make it come in vain"
@@ -79,7 +79,7 @@ def test_a_server_that_takes_connections_has_longer_each_time_to_say_a_word() ->
 @pytest.mark.parametrize("remaining", [math.inf, 0.5, -1.0])
 def test_no_connection_is_given_up_before_an_answer_could_arrive(remaining: float) -> None:
     made = patience(remaining=remaining, round_trip=1.5)
-    made.note_connected(3.0)  # the quickest counts
+    made.note_connect_time(3.0)  # the quickest counts
     assert made.connect_timeout() >= 2 * 1.5
     assert made.answer_timeout(0.0) >= 2 * 1.5
 
@@ -96,7 +96,7 @@ def test_large_packets_seem_lost_where_one_is_greeted_and_then_hears_nothing() -
     """The greeting and all packets of TCP are small; those of TLS are not."""
     made = patience()
     seemed = []
-    for happened in (made.note_answer, made.note_replaced, made.note_answer):
+    for happened in (made.note_answer, made.note_connection_replaced, made.note_answer):
         happened()
         seemed.append(made.large_packets_seem_lost)
     assert seemed == [False, True, False]

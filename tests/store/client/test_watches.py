@@ -80,7 +80,7 @@ async def test_a_watch_that_is_reopened_slowly_goes_on_waiting() -> None:
     ):
         events = aiter(watch)
         # After the reconnect it is welcomed, and then nothing arrives for longer than the timeout of a call.
-        client.on_connection(lambda connected: network.partition("client") if connected else None)
+        client.on_connection_change(lambda connected: network.partition("client") if connected else None)
         network.reset("client")
         await asyncio.sleep(3.0)
         await other.put("a", b"")
@@ -96,7 +96,7 @@ async def test_a_defect_in_reopening_a_watch_does_not_leave_its_reader_waiting()
         def opening() -> Any:
             raise KeyError("a defect")
 
-        watch._cursor.opening = opening  # type: ignore[method-assign]
+        watch._cursor.opening_request = opening  # type: ignore[method-assign]
         network.reset("client")
         with pytest.raises(ConnectionLost, match="a defect") as failed:
             await anext(aiter(watch))

@@ -72,7 +72,7 @@ def test_the_system_is_asked_for_any_error_code_of_sqlite(
     assert f"nothing in {path} was changed" in said
     assert "damaged" not in said
     assert "away" not in said
-    told = diagnosis.reason(error, path)
+    told = diagnosis.disk_error_text(error, path)
     assert told.startswith("SQLite's own words")
     assert (TOLD[number].rstrip(";") in told) is (number != 0)
     assert sorted(tmp_path.rglob("*.probe")) == []

@@ -37,7 +37,7 @@ def layout() -> str:
         Event(kind="delete", revision=5, key="m"),
     )
     responses = [wire.encode_response(9, response) for response in ANSWERS_TO_CHANGES]
-    parts = [rows.SCHEMA, str(rows.PARTS), repr(rows.checksummed("a", b"b", 3, None, 1.5))]
+    parts = [rows.SCHEMA, str(rows.PARTS), repr(rows.with_checksum("a", b"b", 3, None, 1.5))]
     database = empty()
     lease = SavedLease(id=4, ttl=10.0, disconnect_ttl=None, gone_ttl=None, anonymous=True)
     facts = ChangeSet(
@@ -53,8 +53,8 @@ def layout() -> str:
             )
         ],
     )
-    facts.note_opened(b"s" * 16, 1)
-    rows.write(database, [facts], number=1)
+    facts.note_session_opened(b"s" * 16, 1)
+    rows.write_group(database, [facts], number=1)
     for table in ("meta", "entries", "history", "leases", "sessions", "replies"):
         parts += map(repr, database.execute(f"SELECT * FROM {table}"))
     return hashlib.sha256(b"\0".join([*(part.encode() for part in parts), *responses])).hexdigest()[:16]
@@ -63,7 +63,7 @@ def layout() -> str:
 def empty() -> sqlite3.Connection:
     database = sqlite3.connect(":memory:", isolation_level=None)
     database.executescript(rows.SCHEMA)
-    database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.checksummed("store_id", "id"))
+    database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.with_checksum("store_id", "id"))
     return database
 
 
@@ -84,12 +84,12 @@ def test_a_revision_in_parts_comes_back_as_one(monkeypatch: pytest.MonkeyPatch) 
     large = tuple(
         Event(kind="put", revision=2, key=f"k{number}", value=b"v" * number, create_revision=2) for number in range(60)
     )
-    rows.write(database, [ChangeSet(revisions=[small, large])], number=1)
+    rows.write_group(database, [ChangeSet(revisions=[small, large])], number=1)
     assert database.execute("SELECT count(*) FROM history").fetchone()[0] > 10
-    assert rows.load(database).history == (small, large)
+    assert rows.load_store(database).history == (small, large)
     database.execute("DELETE FROM history WHERE place = ?", (2 * rows.PARTS + 3,))
     with pytest.raises(ValueError, match="a part of the change 2 is not there"):
-        rows.load(database)
+        rows.load_store(database)
 
 
 def test_history_that_is_forgotten_goes_with_all_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +99,8 @@ def test_history_that_is_forgotten_goes_with_all_of_its_parts(monkeypatch: pytes
         tuple(Event(kind="put", revision=revision, key=key, value=b"vv", create_revision=1) for key in "ab")
         for revision in (1, 2, 3)
     ]
-    rows.write(database, [ChangeSet(revisions=events, compacted=2)], number=1)
-    assert rows.load(database).history == (events[2],)
+    rows.write_group(database, [ChangeSet(revisions=events, compacted=2)], number=1)
+    assert rows.load_store(database).history == (events[2],)
     assert database.execute("SELECT count(*) FROM history").fetchone() == (2,)
 
 
@@ -127,14 +127,16 @@ def test_the_last_word_on_a_lease_is_kept() -> None:
         for size in (1, len(said)):
             database = empty()
             for number, at in enumerate(range(0, len(said), size), 1):
-                rows.write(database, [ChangeSet(leases={4: each}) for each in said[at : at + size]], number=number)
+                rows.write_group(
+                    database, [ChangeSet(leases={4: each}) for each in said[at : at + size]], number=number
+                )
             assert database.execute("SELECT id, ttl FROM leases").fetchall() == kept
 
 
 def test_a_statement_has_few_bytes_at_once() -> None:
     """SQLite has a copy of each value that a statement binds."""
     sizes = [10, 2_000_000, 600_000, 600_000, *[100] * 1000, 3_000_000]
-    batches = [fields for _, fields in rows._batches((bytes(size),) for size in sizes)]
+    batches = [fields for _, fields in rows._row_batches((bytes(size),) for size in sizes)]
     assert [len(field) for fields in batches for field in fields] == sizes
     assert all(len(fields) == 1 or sum(map(len, fields)) <= rows.BYTES_AT_ONCE for fields in batches)
     assert len(batches) < 20
@@ -158,13 +160,13 @@ def test_a_group_of_any_size_takes_a_few_statements_and_is_written_whole() -> No
     deleted = tuple(Event(kind="delete", revision=count + 1, key=f"k{number}") for number in numbers[::2])
     first, later = ChangeSet(replies=replies[:-clients]), ChangeSet(replies=replies[-clients:])
     for number in range(clients):
-        first.note_opened(b"s%d" % number, number)
+        first.note_session_opened(b"s%d" % number, number)
     first.revisions, later.revisions = [(event,) for event in put], [deleted]
     database.set_trace_callback(told.append)
-    rows.write(database, [first], number=1)
-    rows.write(database, [later], number=2)
+    rows.write_group(database, [first], number=1)
+    rows.write_group(database, [later], number=2)
     assert len(told) < 100
-    saved = rows.load(database)
+    saved = rows.load_store(database)
     assert [entry.key for entry in saved.entries] == sorted(event.key for event in put[1::2])
     assert len(saved.history) == count + 1
     for session in saved.sessions:

@@ -169,7 +169,7 @@ def test_a_lease_whose_keeper_was_not_heard_out_is_looked_at_again() -> None:
     desk.ask(Revoke(lease=revoked), peer=1)
     desk.take(desk.engine.tick(now=desk.now, unheard={1: 1.0}))
     assert desk.keys() == [f"on {lease}"]
-    due_in = desk.engine.state.leases.next_due_in()
+    due_in = desk.engine.state.leases.seconds_to_next_expiry()
     assert due_in == pytest.approx(LOOK_AGAIN_AFTER, abs=0.001), "and not at once, over and over"
     desk.now += LOOK_AGAIN_AFTER
     desk.take(desk.engine.tick(now=desk.now, unheard={1: 1.0}))

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from store import when
 from store.disk import rows
 from store.engine import engine, keyspace, requests, snapshots, waits, watches
-from store.engine.applied import Applied, Remainder
-from store.engine.changeset import ChangeSet, Saved
+from store.engine.applied import LongRead, StepResult
+from store.engine.changeset import ChangeSet, SavedStore
 from store.engine.engine import Engine
-from store.engine.processes import ConnectionEnd
+from store.engine.processes import DisconnectKind
 from store.limits import Limits
 from store.messages import (
     CHOSEN_LEASE_LEAST,
@@ -58,7 +58,7 @@ from store.messages import (
     TransactionResult,
     Wait,
     Watch,
-    Watching,
+    WatchOpened,
     Written,
     mutates,
 )
@@ -274,7 +274,7 @@ class LateDesk(Desk):
 
     def __init__(self) -> None:
         super().__init__()
-        self.works: dict[int, Remainder] = {}  # the beginnings of watches, by peer
+        self.works: dict[int, LongRead] = {}  # the beginnings of watches, by peer
 
     def do_chores(self) -> None:
         """Leave the chores for later."""
@@ -288,7 +288,7 @@ class LateDesk(Desk):
         self.read(peer, applied)
         return applied.response
 
-    def read(self, peer: int, applied: Applied | None = None) -> None:
+    def read(self, peer: int, applied: StepResult | None = None) -> None:
         """Send the next part, if any, of the beginning of a watch of this peer."""
         work = self.works.pop(peer, None)
         if applied is None and work is not None:
@@ -352,7 +352,7 @@ def test_the_store_is_a_dictionary_that_counts_its_revisions(
             continue
         if step == CUT:
             desk.works.pop(peer, None)
-            desk.disconnect(peer, how=ConnectionEnd.DROPPED)
+            desk.disconnect(peer, how=DisconnectKind.DROPPED)
             for each in [each for each in opened if each[0] == peer]:
                 del opened[each]
             for each in [each for each in (*waiting, *ended) if each[0] == peer]:
@@ -386,7 +386,7 @@ def test_the_store_is_a_dictionary_that_counts_its_revisions(
             if (step.start_revision or 0) > model.revision + 1:
                 assert same(response, USAGE)
                 continue
-            assert response == Watching(revision=model.revision)
+            assert response == WatchOpened(revision=model.revision)
             expected[watcher] = []
             opened[watcher] = (model.revision, step.prefix)
             if step.start_revision is not None:
@@ -447,7 +447,7 @@ class Disk:
     def __init__(self) -> None:
         self._database = sqlite3.connect(":memory:", isolation_level=None)
         self._database.executescript(rows.SCHEMA)
-        self._database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.checksummed("store_id", "store-1"))
+        self._database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.with_checksum("store_id", "store-1"))
         self._group: list[ChangeSet] = []
         self._groups = 0
 
@@ -458,12 +458,12 @@ class Disk:
     def commit(self) -> None:
         if self._group:
             self._groups += 1
-            rows.write(self._database, self._group, number=self._groups)
+            rows.write_group(self._database, self._group, number=self._groups)
             self._group = []
 
-    def saved(self) -> Saved:
+    def saved(self) -> SavedStore:
         self.commit()
-        return rows.load(self._database)
+        return rows.load_store(self._database)
 
 
 CHOSEN = st.sampled_from([CHOSEN_LEASE_LEAST, CHOSEN_LEASE_LEAST + 1])
@@ -541,7 +541,7 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
                 desk.disconnect(peer)
                 connect()
             case "goodbye":
-                desk.disconnect(peer, how=ConnectionEnd.GOODBYE)
+                desk.disconnect(peer, how=DisconnectKind.GOODBYE)
                 client = 3 - client
                 request_ids.setdefault(client, 0)
                 connect()
@@ -563,7 +563,7 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
     before, after = desk.engine, Engine.restore(saved, limits=limits, now=50_000.0)
     assert saved.compacted == before._history.compacted
     assert after._keys.entries == before._keys.entries
-    assert after._keys.index.under("") == before._keys.index.under("")
+    assert after._keys.index.chunks_under("") == before._keys.index.chunks_under("")
     counted = ("revision", "keys", "stored_bytes", "history_bytes", "compacted_revision", "leases", "sessions")
     figures = before.figures(), after.figures()
     assert [figures[1][name] for name in counted] == [figures[0][name] for name in counted]
@@ -580,7 +580,7 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
         assert again.number == session.number
         assert again.highest == session.highest, "applied again, or lost"
         for request_id, response, _ in session.replies:
-            assert again.replay(request_id) == response
+            assert again.kept_reply(request_id) == response
 
     # And it goes on: used numbers are not used again.
     assert after.connect(1, session_id=b"somebody else...", now=50_000.0) == (before._sessions.made + 1, None)
@@ -654,7 +654,7 @@ def test_a_lease_that_was_ending_when_its_server_died_goes_on_ending() -> None:
     again = Desk(Engine.restore(disk.saved(), limits=limits, now=desk.now))
     assert len(again.keys()) == 15
     again.fails(KeepAlive(lease=lease))
-    assert again.engine.state.leases.next_due_in() == 0.0
+    assert again.engine.state.leases.seconds_to_next_expiry() == 0.0
     again.look()
     again.look()
     assert again.keys() == []

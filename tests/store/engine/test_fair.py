@@ -14,7 +14,7 @@ import pytest
 from store import Add, Append, Get, Grant, Limits, Put, when
 from store.engine.applied import Delivery
 from store.engine.engine import Engine
-from store.engine.processes import ConnectionEnd
+from store.engine.processes import DisconnectKind
 from store.engine.snapshots import STEP_KEYS
 from store.messages import (
     Count,
@@ -162,7 +162,7 @@ def test_a_lease_with_more_keys_than_go_at_once_ends_in_steps(ending: str) -> No
         assert f"lease {lease} has lapsed or was revoked" in desk.fails(request, peer=2).message
     desk.ask(Put("k/33", b"another's by now"), peer=2)
     ticks = 0
-    while desk.engine.state.leases.next_due_in() == 0.0:
+    while desk.engine.state.leases.seconds_to_next_expiry() == 0.0:
         desk.look()
         ticks += 1
     assert ticks == 3, "it is due at once until the last key has gone"
@@ -323,7 +323,7 @@ def many_leases() -> tuple[Desk, Any]:
         desk.connect(peer, process=process)
         for number in range(60 * K if peer == 1 else 1):
             desk.engine.apply(Grant(ttl=30.0, disconnect_ttl=1.0, gone_ttl=0.1), peer, number + 1, number, desk.now)
-    return desk, lambda: desk.engine.disconnect(1, now=desk.now, how=ConnectionEnd.DROPPED)
+    return desk, lambda: desk.engine.disconnect(1, now=desk.now, how=DisconnectKind.DROPPED)
 
 
 def many_watches() -> tuple[Desk, Any]:
@@ -343,7 +343,7 @@ def unread_listing() -> tuple[Desk, Any]:
     assert desk.engine.apply(List(prefix="k/"), 1, 1, 0, desk.now).work is not None
     while desk.keys():
         desk.ask(DeletePrefix(prefix="k/", at_most=len(WRITES)), peer=2)
-    return desk, lambda: desk.engine.disconnect(1, now=desk.now, how=ConnectionEnd.DROPPED)
+    return desk, lambda: desk.engine.disconnect(1, now=desk.now, how=DisconnectKind.DROPPED)
 
 
 def parked_by(request: Callable[[int], Any], *, peers: int = 16) -> tuple[Desk, Any]:
@@ -355,7 +355,7 @@ def parked_by(request: Callable[[int], Any], *, peers: int = 16) -> tuple[Desk, 
 
     def cut() -> None:
         for peer in range(peers):
-            desk.engine.disconnect(peer, now=desk.now, how=ConnectionEnd.CUT)
+            desk.engine.disconnect(peer, now=desk.now, how=DisconnectKind.CUT)
 
     return desk, cut
 

@@ -2,12 +2,12 @@
 
 from store.engine.changeset import SavedLease
 from store.engine.leases import STALL_AFTER, UNTIDY, LeaseRecord, Leases
-from store.engine.processes import ConnectionEnd
+from store.engine.processes import DisconnectKind
 
 
 def at(now: float = 0.0) -> Leases:
     leases = Leases()
-    leases.advance(now)
+    leases.advance_clock(now)
     return leases
 
 
@@ -16,13 +16,13 @@ def let_pass(leases: Leases, seconds: float, *, now: float = 0.0) -> float:
     until = now + seconds
     while now < until:
         now = min(now + STALL_AFTER / 2, until)
-        leases.advance(now)
+        leases.advance_clock(now)
     return now
 
 
 def close(leases: Leases, peer: int) -> None:
     """Report that a peer closed its connection, and do all the work that follows."""
-    for _ in leases.peer_closed(peer, ConnectionEnd.DROPPED):
+    for _ in leases.shorten_after_close(peer, DisconnectKind.DROPPED):
         pass
 
 
@@ -37,18 +37,18 @@ def ids(leases: list[LeaseRecord]) -> list[int]:
 def test_a_clock_that_goes_back_takes_nothing_away() -> None:
     leases = at(100.0)
     lease = grant(leases, 1.0, peer=7)
-    leases.advance(50.0)
+    leases.advance_clock(50.0)
     assert leases.remaining(lease) == 1.0
 
 
 def test_the_next_due_time_is_known_or_there_is_none() -> None:
     leases = at()
-    assert leases.next_due_in() is None
+    assert leases.seconds_to_next_expiry() is None
     grant(leases, 3.0, peer=7)
     grant(leases, 1.0, peer=7)
-    assert leases.next_due_in() == 1.0
+    assert leases.seconds_to_next_expiry() == 1.0
     let_pass(leases, 2.0)
-    assert leases.next_due_in() == 0
+    assert leases.seconds_to_next_expiry() == 0
 
 
 def test_leases_that_are_renewed_in_time_are_never_looked_at_as_due() -> None:
@@ -65,11 +65,11 @@ def test_leases_that_are_renewed_in_time_are_never_looked_at_as_due() -> None:
         now = let_pass(leases, 1.0, now=now)
         for lease in members:
             leases.keep_alive(lease, peer=7)
-        due_in = leases.next_due_in()
+        due_in = leases.seconds_to_next_expiry()
         assert due_in is not None
         assert due_in >= 0.1
     let_pass(leases, 3.0, now=now)
-    assert leases.next_due_in() == 0
+    assert leases.seconds_to_next_expiry() == 0
     assert len(leases.expired()) == 50
 
 
@@ -105,11 +105,11 @@ def test_waiting_for_the_next_due_time_always_gets_there() -> None:
     leases = at(now)
     grant(leases, 1.0, peer=7)
     for _ in range(100):
-        due_in = leases.next_due_in()
+        due_in = leases.seconds_to_next_expiry()
         assert due_in is not None
         now += min(due_in, 0.1)
-        leases.advance(now)
-    assert leases.next_due_in() == 0
+        leases.advance_clock(now)
+    assert leases.seconds_to_next_expiry() == 0
     assert now < 1001.001
 
 

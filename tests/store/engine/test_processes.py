@@ -1,6 +1,6 @@
 """The processes that count as dead, given the ends of their connections."""
 
-from store.engine.processes import AT_ONCE, MANY, ConnectionEnd, Processes
+from store.engine.processes import AT_ONCE, MANY, DisconnectKind, Processes
 
 A, B, C, D = (bytes([letter]) * 16 for letter in b"ABCD")
 
@@ -21,7 +21,7 @@ def several(*ids: bytes) -> Processes:
 
 
 def dead(
-    processes: Processes, peer: int, how: ConnectionEnd = ConnectionEnd.DROPPED, *, now: float = 0.0
+    processes: Processes, peer: int, how: DisconnectKind = DisconnectKind.DROPPED, *, now: float = 0.0
 ) -> list[bytes]:
     process = processes.note_closed(peer, how, now=now)
     return [] if process is None else [process.id]
@@ -29,15 +29,15 @@ def dead(
 
 def test_one_that_says_goodbye_last_or_whose_connection_was_cut_is_not() -> None:
     processes = several(A, B, C, D)
-    assert dead(processes, 1, ConnectionEnd.GOODBYE) == []
-    assert dead(processes, 2, ConnectionEnd.CUT) == []
+    assert dead(processes, 1, DisconnectKind.GOODBYE) == []
+    assert dead(processes, 2, DisconnectKind.CUT) == []
     assert dead(processes, 3) == [C]
 
 
 def test_one_of_whose_connections_one_was_cut_is_expected_back_until_it_has_made_another() -> None:
     processes = several(B, C, D)
     holding(processes, A, 10, 11)
-    assert dead(processes, 10, ConnectionEnd.CUT) == []
+    assert dead(processes, 10, DisconnectKind.CUT) == []
     assert dead(processes, 11) == []
     processes.note_connected(12, A, previous=None)
     assert dead(processes, 12) == [A]
@@ -62,7 +62,7 @@ def test_processes_without_a_lease_or_an_id_are_not_judged() -> None:
 def test_many_deaths_at_once_spare_the_first_ones_too() -> None:
     ids = [bytes([number]) * 16 for number in range(1, 3 * MANY)]
     processes = several(*ids)
-    fallen = [processes.note_closed(peer, ConnectionEnd.DROPPED, now=peer / 1000) for peer in range(1, MANY)]
+    fallen = [processes.note_closed(peer, DisconnectKind.DROPPED, now=peer / 1000) for peer in range(1, MANY)]
     assert [process.id for process in fallen if process and process.died_at is not None] == ids[: MANY - 1]
     assert dead(processes, MANY, now=MANY / 1000) == []
     assert {process.died_at for process in fallen if process} == {None}
@@ -77,7 +77,7 @@ def test_as_many_one_after_the_other_are_not() -> None:
 
 def test_more_than_half_of_a_few_are_many_and_a_single_one_never_is() -> None:
     processes = several(A, B, C)
-    first = processes.note_closed(1, ConnectionEnd.DROPPED, now=0.0)
+    first = processes.note_closed(1, DisconnectKind.DROPPED, now=0.0)
     assert first is not None
     assert (first.id, first.died_at) == (A, 0.0)
     assert dead(processes, 2, now=AT_ONCE / 2) == []
@@ -90,7 +90,7 @@ def test_more_than_half_of_a_few_are_many_and_a_single_one_never_is() -> None:
 def test_a_lease_belongs_to_the_process_that_kept_it_last() -> None:
     processes = several(A, B, C, D)
     processes.note_lease_kept(2, 1)
-    process = processes.note_closed(2, ConnectionEnd.DROPPED, now=0.0)
+    process = processes.note_closed(2, DisconnectKind.DROPPED, now=0.0)
     assert process is not None
     assert process.leases == {1, 2}
     assert dead(processes, 1, now=1.0) == []
@@ -98,12 +98,12 @@ def test_a_lease_belongs_to_the_process_that_kept_it_last() -> None:
 
 def test_nothing_stays_of_a_process_without_connections_and_leases() -> None:
     processes = several(A, B)
-    processes.note_closed(1, ConnectionEnd.DROPPED, now=0.0)
+    processes.note_closed(1, DisconnectKind.DROPPED, now=0.0)
     assert len(processes._by_id) == 2
     processes.note_lease_released(1)
     processes.note_lease_released(1)
     assert len(processes._by_id) == 1
     processes.note_lease_released(2)
-    processes.note_closed(2, ConnectionEnd.DROPPED, now=0.0)
+    processes.note_closed(2, DisconnectKind.DROPPED, now=0.0)
     assert len(processes._by_id) == 0
-    processes.note_closed(2, ConnectionEnd.DROPPED, now=0.0)
+    processes.note_closed(2, DisconnectKind.DROPPED, now=0.0)

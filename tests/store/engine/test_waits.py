@@ -33,7 +33,7 @@ def test_a_wait_stands_at_one_missing_key_so_that_writing_the_others_costs_nothi
     for watcher in standing.pop(key):
         missing = waits.parked[watcher].next_missing({"often"})
         assert missing == 1
-        waits.move(watcher, missing)
+        waits.move_to_key(watcher, missing)
     assert waits.affected_by([put("often")]) == []
     ((standing, key),) = waits.affected_by([put("never 7")])
     assert standing[key] == {(1, 7): None}

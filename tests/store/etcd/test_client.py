@@ -130,7 +130,7 @@ class Losses:
 
     async def _arrive(self, copy: tuple[Any, ...]) -> None:
         """Let a copy arrive, over the connection that exists by then."""
-        await self._send(await self._members._connection(math.inf, 1.0, "a copy", None), *copy)
+        await self._send(await self._members._get_connection(math.inf, 1.0, "a copy", None), *copy)
 
     async def send(self, connection: Connection, method: str, *rest: Any) -> Any:
         """Stands in for `Members._send`."""
@@ -378,8 +378,8 @@ async def test_s4_a_watch_that_has_been_overtaken_by_compaction_begins_anew_or_s
     async with client.watch(at, snapshot=True) as watch, client.watch(at) as plain:
         first = await client.put(at + "old", b"")
         seen = await read_until(watch, kind="put")
-        watch._release()  # as if its member had gone
-        plain._release()
+        watch._close_stream()  # as if its member had gone
+        plain._close_stream()
         await client.delete(at + "old")
         etcd.compact(await client.put(at + "new", b"1"))
         seen += await read_until(watch, kind="synced")
@@ -427,11 +427,11 @@ async def test_s4_a_quiet_watch_goes_on_through_compaction_unless_something_has_
             await client.members.replace_connection(client.members._current, Failure("lost", FailureKind.UNDONE))  # type: ignore[arg-type]
             async with asyncio.timeout(30):
                 quiet = (watch, plain)
-                while any((it._cursor.opening()[0].start_revision or 0) <= revision for it in quiet):  # noqa: ASYNC110
+                while any((it._cursor.opening_request()[0].start_revision or 0) <= revision for it in quiet):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)  # until they have seen that nothing has happened
                 put = await writer.put(at + "c", b"1")
                 assert [(event.kind, event.revision) for event in await asyncio.gather(*waiting)] == [("put", put)] * 2
-            watch._release()  # a key that is deleted meanwhile is only noticed by its absence
+            watch._close_stream()  # a key that is deleted meanwhile is only noticed by its absence
             await writer.delete(at + "b")
             etcd.compact(await writer.put("elsewhere", b""))
             kinds = [event.kind for event in await read_until(watch, kind="synced")]

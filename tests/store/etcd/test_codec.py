@@ -4,7 +4,16 @@ import pytest
 
 from store import when
 from store.errors import AuthenticationError, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
-from store.etcd.codec import Cluster, FailureKind, NoSpace, classify, entry_of, events_of, span_of, spans
+from store.etcd.codec import (
+    Cluster,
+    FailureKind,
+    NoSpace,
+    classify_error,
+    entry_of,
+    events_by_revision,
+    prefix_span,
+    spans,
+)
 from store.etcd.rpc import etcd_pb2 as pb
 from store.messages import Condition
 
@@ -46,7 +55,7 @@ def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
     [("a/", ["a/", "a/\x00", "a/\U0010ffff"], ["a", "a0", "b"]), ("ä", ["ä", "ä\U0010ffff"], ["ã", "å", "z"])],
 )
 def test_a_span_holds_exactly_the_keys_with_its_prefix(prefix: str, inside: list[str], outside: list[str]) -> None:
-    first, last = span_of(prefix)
+    first, last = prefix_span(prefix)
     assert [key for key in [*inside, *outside] if first <= key.encode() < last] == inside
 
 
@@ -90,12 +99,12 @@ def change(key: str, revision: int, type: pb.Event.EventType = pb.Event.PUT) -> 
 
 def test_events_come_one_list_per_revision_and_without_hidden_keys() -> None:
     changes = [change("a", 5), change("b", 5, pb.Event.DELETE), change("rec/x", 6), change("c", 7)]
-    batches = events_of(pb.WatchResponse(events=changes), "rec/")
+    batches = events_by_revision(pb.WatchResponse(events=changes), "rec/")
     assert [[(event.kind, event.key, event.revision) for event in batch] for batch in batches] == [
         [("put", "a", 5), ("delete", "b", 5)],
         [("put", "c", 7)],
     ]
-    assert events_of(pb.WatchResponse(), "rec/") == []
+    assert events_by_revision(pb.WatchResponse(), "rec/") == []
 
 
 @pytest.mark.parametrize(
@@ -128,7 +137,7 @@ def test_events_come_one_list_per_revision_and_without_hidden_keys() -> None:
 def test_every_refusal_is_an_error_for_the_caller_or_something_the_client_deals_with(
     code: int, message: str, verdict: FailureKind | type[StoreError]
 ) -> None:
-    found = classify(code, message, name="etcd://a:2379")
+    found = classify_error(code, message, name="etcd://a:2379")
     if isinstance(verdict, FailureKind):
         assert found is verdict
     else:

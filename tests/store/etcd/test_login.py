@@ -51,10 +51,10 @@ async def token(login: Login, member: Member) -> str | None:
 async def test_one_login_serves_all_callers_until_its_token_is_refused() -> None:
     login, member = Login("etcd", "me", "secret"), Member("first", "second")
     assert await asyncio.gather(*(token(login, member) for _ in range(5))) == ["first"] * 5
-    login.note_refusal(Failure("no leader", FailureKind.UNDONE), "first", 1)
+    login.forget_rejected_token(Failure("no leader", FailureKind.UNDONE), "first", 1)
     assert await token(login, member) == "first"
     for _ in range(5):
-        login.note_refusal(OLD, "first", 1)
+        login.forget_rejected_token(OLD, "first", 1)
         assert await token(login, member) == "second", "it is not fetched again for each of those who showed the first"
     assert member.passwords == ["secret"] * 2
 
@@ -78,9 +78,9 @@ async def test_a_caller_waits_for_the_login_of_another_no_longer_than_its_own_li
 async def test_a_token_that_is_always_refused_is_no_matter_of_tokens() -> None:
     login, member = Login("etcd", "me", "secret"), Member("first", "second")
     assert await token(login, member) == "first"
-    login.note_refusal(OLD, "another", TOKENS_MOST)
+    login.forget_rejected_token(OLD, "another", TOKENS_MOST)
     with pytest.raises(AuthenticationError):
-        login.note_refusal(OLD, "first", TOKENS_MOST + 1)
+        login.forget_rejected_token(OLD, "first", TOKENS_MOST + 1)
     assert await token(login, member) == "second", "who asks again begins anew"
 
 
@@ -89,7 +89,7 @@ async def test_a_client_without_a_user_does_not_log_in_and_gets_an_error_if_one_
     assert await token(Login("etcd", None, None), member) is None
     assert member.passwords == []
     with pytest.raises(AuthenticationError, match="user="):
-        Login("etcd", None, None).note_refusal(OLD, None, 1)
+        Login("etcd", None, None).forget_rejected_token(OLD, None, 1)
 
 
 async def test_an_unneeded_user_is_warned_once_and_logs_in_when_authentication_is_switched_on(
@@ -98,7 +98,7 @@ async def test_an_unneeded_user_is_warned_once_and_logs_in_when_authentication_i
     login, member = Login("etcd", "me", "secret"), Member(SWITCHED_OFF, "t")
     assert [await token(login, member) for _ in range(2)] == [None, None]
     assert caplog.text.count("'me'") == 1
-    login.note_refusal(Failure("user name is empty", FailureKind.TOKEN), None, 1)
+    login.forget_rejected_token(Failure("user name is empty", FailureKind.TOKEN), None, 1)
     assert await token(login, member) == "t"
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from store.etcd.codec import Failure, FailureKind
-from store.etcd.member_choice import PAUSE_FIRST, PAUSE_MOST, MemberChoice, pause_after
+from store.etcd.member_choice import PAUSE_FIRST, PAUSE_MOST, MemberChoice, pause_after_failures
 
 GONE = Failure("nobody listens there", FailureKind.UNDONE)
 SILENT = Failure("it has not answered within 1.0 s", FailureKind.DOUBT, silent=True)
@@ -19,7 +19,7 @@ def choice(members: int = 3, *, failed: tuple[int, ...] = (), seed: int = 1) -> 
 
 
 def chosen_by(chosen: MemberChoice) -> set[int]:
-    return {chosen.choose() for _ in range(20)}
+    return {chosen.choose_member() for _ in range(20)}
 
 
 def test_a_member_that_failed_is_not_chosen_while_another_is_not_known_to_fail() -> None:
@@ -35,9 +35,9 @@ def test_a_member_that_failed_is_not_chosen_while_another_is_not_known_to_fail()
 def test_where_all_fail_any_but_the_last_is_chosen_and_one_that_answers_is_healthy_again() -> None:
     chosen = choice(failed=(0, 1, 2))
     assert chosen.all_fail
-    last = chosen.choose()
+    last = chosen.choose_member()
     for _ in range(20):
-        assert chosen.choose() != last
+        assert chosen.choose_member() != last
         last = chosen.place
     chosen.note_answer(1)
     assert chosen_by(chosen) == {1}
@@ -50,7 +50,7 @@ def test_all_members_are_chosen_alike_at_first_and_once_their_failures_are_forgi
     for seed in range(900):
         chosen = choice(failed=failed, seed=seed)
         chosen.forget_failures()
-        counts[chosen.choose()] += 1
+        counts[chosen.choose_member()] += 1
     assert all(240 <= count <= 360 for count in counts), counts
 
 
@@ -71,5 +71,5 @@ def test_pauses_grow_to_five_seconds_and_to_one_if_no_member_can_be_reached(word
         pauses.append(chosen.try_at)
     assert max(pauses[:3]) <= 0.02, "the others are asked at once"
     assert all(most / 2 <= pause <= most for pause in pauses[-5:])
-    assert choice().pause(0) == 0.0
-    assert (pause_after(0), pause_after(10**6)) == (PAUSE_FIRST, PAUSE_MOST)
+    assert choice().pause_before_retry(0) == 0.0
+    assert (pause_after_failures(0), pause_after_failures(10**6)) == (PAUSE_FIRST, PAUSE_MOST)

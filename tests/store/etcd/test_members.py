@@ -16,7 +16,7 @@ from store.errors import ConnectionLost, StoreReplaced
 from store.etcd import members as members_room
 from store.etcd.codec import Cluster, Failure, FailureKind, range_of
 from store.etcd.member_choice import MemberChoice
-from store.etcd.members import Members, RetryState
+from store.etcd.members import MaybeDone, Members
 from store.etcd.rpc import etcd_pb2 as pb
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ async def test_a_timeout_without_a_leader_says_so() -> None:
     ],
 )
 async def test_whether_it_may_have_been_done_depends_on_how_it_failed(trouble: Script, any_doubt: bool) -> None:
-    doubt = RetryState()
+    doubt = MaybeDone()
     async with members_of(Member(trouble, says())) as members:
         await ask(members, doubt=doubt)
     assert doubt.any is any_doubt
@@ -237,7 +237,7 @@ async def test_a_request_queued_behind_unanswered_ones_keeps_its_timeout() -> No
         first = asyncio.create_task(ask(members, deadline=soon(600)))
         while len(member.asked) < 2:  # noqa: ASYNC110  there is no event for it
             await asyncio.sleep(0.01)
-        doubt = RetryState()
+        doubt = MaybeDone()
         with pytest.raises(ConnectionLost):
             await ask(members, deadline=soon(0.1), doubt=doubt)
         assert not doubt.any, "it was never sent"
@@ -279,7 +279,7 @@ async def test_the_timeout_error_has_the_last_reason() -> None:
             if connected:
                 members.replace_connection = nowhere  # type: ignore[assignment, method-assign]
             with pytest.raises(ConnectionLost, match=r"writing at .*: etcdserver: request timed out") as caught:
-                await ask(members, deadline=soon(), what="writing", doubt=RetryState())
+                await ask(members, deadline=soon(), what="writing", doubt=MaybeDone())
             assert caught.value.maybe_applied
             assert members.connected is connected
 
@@ -320,18 +320,18 @@ async def test_a_revision_that_went_back_is_another_store_and_one_of_a_member_th
 async def test_a_stream_that_ends_is_over_for_all_its_readers_and_reopened_elsewhere() -> None:
     member, other = Member(says()), Member(says())
     async with members_of(member, other) as members, asyncio.timeout(30):
-        streams = [await members.stream([range_of(key)], deadline=soon()) for key in ("a", "b")]
+        streams = [await members.watch([range_of(key)], deadline=soon()) for key in ("a", "b")]
         member.to_tell.put_nowait("etcdserver: no leader")
         for stream in streams:
             with pytest.raises(Failure, match="no leader") as caught:
                 await stream.read()
             assert caught.value.trouble is FailureKind.UNDONE
-            await members.stream_failed(stream, caught.value)
+            await members.handle_stream_failure(stream, caught.value)
         for _ in range(10):
             await asyncio.sleep(0)
         left = [task for task in asyncio.all_tasks() if "_consume_request_iterator" in repr(task.get_coro())]
         assert left == [], "gRPC would leave it pending for ever"
-        await members.stream([range_of("a")], deadline=soon())
+        await members.watch([range_of("a")], deadline=soon())
         assert other.watched.qsize() == 1
 
 
@@ -344,7 +344,7 @@ async def test_a_silent_member_is_left_when_it_does_not_answer(monkeypatch: pyte
 
     member = Member(says(), probed=at_first)
     async with members_of(member) as members, asyncio.timeout(30):
-        stream = await members.stream([range_of("a")], deadline=soon())
+        stream = await members.watch([range_of("a")], deadline=soon())
         monkeypatch.setattr(members_room, "ATTEMPT_ALONE", 0.2)
         with pytest.raises(Failure, match="has not answered"):
             await stream.read()
@@ -355,12 +355,12 @@ async def test_on_a_slow_clock_another_member_is_chosen_and_watches_follow(monke
     monkeypatch.setattr(members_room, "BALANCE_AFTER", 0.1)
     here, there = Member(says()), Member(says())
     async with members_of(here, there) as members, asyncio.timeout(30):
-        stream = await members.stream([range_of("a")], deadline=soon())
+        stream = await members.watch([range_of("a")], deadline=soon())
         members.choice._rng = Second()
         with pytest.raises(Failure, match="anew") as caught:
             await stream.read()
         assert caught.value.trouble is FailureKind.REOPEN
-        await members.stream_failed(stream, caught.value)
-        await members.stream([range_of("a")], deadline=soon())
+        await members.handle_stream_failure(stream, caught.value)
+        await members.watch([range_of("a")], deadline=soon())
         assert there.watched.qsize() == 1
         assert members.connected

@@ -13,8 +13,8 @@ from store.etcd.transactions import (
     Receipt,
     Write,
     fence,
-    make_plan,
-    normalized,
+    normalize,
+    plan_write,
     recovery_reads,
     result_of,
     transaction,
@@ -56,7 +56,7 @@ def there(key: str, value: bytes = b"", at: int = 3, lease: int | None = None) -
 def test_the_present_keys_decide_which_writes_are_made(
     write: dict[str, Any], known: dict[str, Entry | None] | None, operations: Any, rests_on: Any
 ) -> None:
-    plan = make_plan(Write(**write), known)
+    plan = plan_write(Write(**write), known)
     assert plan.operations == (write["then"] if operations is ... else operations)
     assert plan.rests_on == rests_on
     assert plan.succeeded is ("otherwise" not in write)
@@ -64,7 +64,7 @@ def test_the_present_keys_decide_which_writes_are_made(
 
 def test_a_guard_that_does_not_hold_is_an_error() -> None:
     with pytest.raises(ConditionFailed):
-        make_plan(Write(guard=(when.exists("g"),), then=(Put("a", b""),)), {"g": None})
+        plan_write(Write(guard=(when.exists("g"),), then=(Put("a", b""),)), {"g": None})
 
 
 def test_reads_of_a_transaction_include_the_value_where_it_is_needed() -> None:
@@ -74,13 +74,13 @@ def test_reads_of_a_transaction_include_the_value_where_it_is_needed() -> None:
     )  # fmt: skip
     wanted = {key: not look.get("keys_only") for key, look in write.needed_reads().items()}
     assert wanted == {"g": True, "w": False, "c": True}
-    assert write.sendable
-    assert not Write(then=(Get("a"),)).sendable
-    assert not Write(then=(Put("a", b""), Add("n", 1))).sendable
+    assert write.can_skip_reads
+    assert not Write(then=(Get("a"),)).can_skip_reads
+    assert not Write(then=(Put("a", b""), Add("n", 1))).can_skip_reads
 
 
 def test_a_write_and_its_fence_rest_on_the_receipt_and_leave_it_changed() -> None:
-    plan = make_plan(normalized(Put("b", b""), (when.exists("a"),)), None)
+    plan = plan_write(normalize(Put("b", b""), (when.exists("a"),)), None)
     for body, conditions in (
         (transaction(plan, RECEIPT, [range_of("a")], hidden=HIDDEN), 2),
         (fence(RECEIPT, [range_of("a")]), 1),
@@ -94,7 +94,7 @@ def test_a_write_and_its_fence_rest_on_the_receipt_and_leave_it_changed() -> Non
 
 
 def test_a_deletion_of_everything_leaves_receipts_alone() -> None:
-    body = transaction(make_plan(normalized(DeletePrefix(prefix=""), ()), None), RECEIPT, [], hidden=HIDDEN)
+    body = transaction(plan_write(normalize(DeletePrefix(prefix=""), ()), None), RECEIPT, [], hidden=HIDDEN)
     spans = [(each["key"], each["range_end"]) for each in (it["request_delete_range"] for it in body["success"][1:])]
     assert spans == [(b"\0", b"rec/"), (b"rec0", b"\0")]
 
@@ -122,4 +122,4 @@ def test_a_lost_answer_is_rebuilt_from_the_store_at_that_revision() -> None:
 def test_impossible_requests_are_refused() -> None:
     for request in (Get("a"), Transact(when=(), then=(Put("a", b""), Delete("a"))), Put("", b"")):
         with pytest.raises(StoreUsageError):
-            normalized(request, ())
+            normalize(request, ())

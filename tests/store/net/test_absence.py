@@ -14,7 +14,7 @@ import pytest
 import store
 import store.sync
 from store.engine.engine import Engine
-from store.net.absence import Outages, log_absence
+from store.net.absence import OutageLog, log_absence
 from store.printable import in_words
 from tests.support.processes import free_port
 from tests.support.stores import MemoryNetwork, connect_in_memory, serve_in_memory
@@ -201,7 +201,7 @@ def test_a_blocking_client_tells_of_an_outage_once_for_all_of_its_connections(
 def test_threads_that_find_the_store_back_at_once_tell_it_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     run_together = threading.Barrier(4)
-    outages = Outages("tcp://head:1", lambda: "why", logging.getLogger("store.client"))
+    outages = OutageLog("tcp://head:1", lambda: "why", logging.getLogger("store.client"))
 
     class Slow(float):
         """A number that lets other threads run when it is compared, as any bytecode can."""
@@ -231,7 +231,7 @@ def test_threads_that_find_the_store_back_at_once_tell_it_once(caplog: pytest.Lo
 
 def test_a_call_long_after_one_that_failed_tells_nothing_of_the_time_between(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    outages = Outages("tcp://head:1", lambda: "why", logging.getLogger("store.client"))
+    outages = OutageLog("tcp://head:1", lambda: "why", logging.getLogger("store.client"))
     outages.note_end(0.0)
     for now in (0.0, 1.0, 2.9, 3600.0, 3602.0):
         outages.note_failure(now)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from store.net import collector
-from store.net.collector import short_collections, tidy_up
+from store.net.collector import collect_frozen, short_collections
 
 
 class Node:
@@ -47,8 +47,8 @@ def test_frozen_cycles_are_collected_when_the_server_is_idle() -> None:
         del node
         gc.collect()
         assert gone() is not None
-        tidy_up()
+        collect_frozen()
         assert gone() is None
         before = gc.get_freeze_count()
-        tidy_up()
+        collect_frozen()
         assert gc.get_freeze_count() <= before + 1000, "nothing new, nothing done"

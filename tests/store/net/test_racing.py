@@ -14,7 +14,7 @@ import pytest
 import store
 import store.sync
 from store.net import racing
-from store.net.racing import Addresses, Race, Resolved, connect_async
+from store.net.racing import Addresses, ConnectRace, Resolved, connect_async
 from tests.support.processes import require
 
 V4, V6, STREAM = socket.AF_INET, socket.AF_INET6, socket.SOCK_STREAM
@@ -94,16 +94,16 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Addresses]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets, for each race, the number of sockets that were connecting when one of them won."""
-    won, counts = Race.is_won, []
+    won, counts = ConnectRace.is_won, []
 
-    def counted(race: Race, sock: socket.socket) -> bool:
+    def counted(race: ConnectRace, sock: socket.socket) -> bool:
         under_way = len(race.connecting)
         if won(race, sock):
             counts.append(under_way)
             return True
         return False
 
-    monkeypatch.setattr(Race, "is_won", counted)
+    monkeypatch.setattr(ConnectRace, "is_won", counted)
     monkeypatch.setattr(racing, "STAGGER", 0.02)
     return counts
 
@@ -160,23 +160,23 @@ def test_an_address_is_distinguished_from_a_name() -> None:
 
 def test_the_addresses_of_a_name_are_shown_once_it_was_looked_up(names: Callable[..., Addresses]) -> None:
     addresses = names(("10.77.0.9", 1), ("fd77::9", 1))
-    assert addresses.in_brackets() == ""
+    assert addresses.in_parentheses() == ""
     addresses.resolve()
-    assert addresses.in_brackets() == " (head.test is 10.77.0.9, fd77::9 here)"
+    assert addresses.in_parentheses() == " (head.test is 10.77.0.9, fd77::9 here)"
     many = names(*((f"10.0.0.{last}", 1) for last in range(1, 8)))
     many.resolve()
-    assert many.in_brackets() == " (head.test is 10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4 and 3 more here)"
+    assert many.in_parentheses() == " (head.test is 10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4 and 3 more here)"
     literal = Addresses("127.0.0.1", 1)
     literal.resolve()
-    assert literal.in_brackets() == ""
+    assert literal.in_parentheses() == ""
 
 
 def test_a_race_without_a_winner_raises_the_most_informative_error(refusing: tuple[str, int]) -> None:
     addresses = Addresses("head.test", 1)
-    race = Race(addresses, [(V4, STREAM, 6, "", refusing), (4711, STREAM, 6, "", ("nowhere", 1))])
+    race = ConnectRace(addresses, [(V4, STREAM, 6, "", refusing), (4711, STREAM, 6, "", ("nowhere", 1))])
     with pytest.raises(ConnectionRefusedError):
         while True:
-            race.begin_next()
+            race.connect_next()
             for sock in list(race.connecting):
                 race.is_won(sock)
     race.close()
@@ -239,16 +239,16 @@ async def test_a_race_that_is_cancelled_leaves_nothing_open(
 ) -> None:
     monkeypatch.setattr(racing, "STAGGER", 0.0)
     addresses = names(dead, ("127.0.0.1", 1))
-    made: list[Race] = []
+    made: list[ConnectRace] = []
     begun = asyncio.Event()
-    begin_next = Race.begin_next
+    connect_next = ConnectRace.connect_next
 
-    def noted(race: Race) -> socket.socket | None:
+    def noted(race: ConnectRace) -> socket.socket | None:
         made.append(race)
         begun.set()
-        return begin_next(race)
+        return connect_next(race)
 
-    monkeypatch.setattr(Race, "begin_next", noted)
+    monkeypatch.setattr(ConnectRace, "connect_next", noted)
     racing_task = asyncio.create_task(connect_async(addresses))
     await begun.wait()
     socks = list(made[0].connecting)

@@ -15,7 +15,7 @@ import pytest
 import store
 from store.net import sockets
 from store.net.address import Address
-from store.net.dialing import TcpDial
+from store.net.dialing import TcpDialer
 from tests.support.processes import require, start_python
 
 MIB = 1024 * 1024
@@ -44,7 +44,7 @@ def is_null(number: int) -> bool:
 
 def test_a_connected_socket_does_not_delay_and_notices_silence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
-        sockets.prepare(sock)
+        sockets.set_tcp_options(sock)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
@@ -139,7 +139,7 @@ def close(socks: list[socket.socket]) -> None:
 
 
 def test_a_host_of_several_addresses_has_one_port_on_all_of_them() -> None:
-    socks = sockets.bound_sockets("", 0)
+    socks = sockets.listen_on("", 0)
     addresses = {family for family, *_ in socket.getaddrinfo(None, 0, flags=socket.AI_PASSIVE)}
     try:
         assert {sock.family for sock in socks} <= addresses
@@ -163,7 +163,7 @@ def test_a_free_port_that_is_taken_on_another_address_is_tried_again(monkeypatch
         return bind(family, address)
 
     monkeypatch.setattr(sockets, "_bind_socket", unlucky)
-    socks = sockets.bound_sockets("both", 0)
+    socks = sockets.listen_on("both", 0)
     try:
         assert [sock.getsockname()[1] for sock in socks] == [ports[1]] * 2
     finally:
@@ -174,7 +174,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"127.0.0.1 port {port}: ") as caught:
-            sockets.bound_sockets("127.0.0.1", port)
+            sockets.listen_on("127.0.0.1", port)
     assert caught.value.errno == errno.EADDRINUSE
 
 
@@ -190,12 +190,12 @@ def test_a_lack_of_automatic_ports_is_named_only_where_one_was_asked_for(
 
     monkeypatch.setattr(socket, "socket", Taken)
     with pytest.raises(OSError, match=said):
-        sockets.bound_sockets("127.0.0.1", 29400 if chosen else 0)
+        sockets.listen_on("127.0.0.1", 29400 if chosen else 0)
 
 
 def test_an_address_of_another_machine_is_no_place_to_listen() -> None:
     with pytest.raises(OSError, match=r"'192\.0\.2\.1' is no address of this machine"):
-        sockets.bound_sockets("192.0.2.1", 0)
+        sockets.listen_on("192.0.2.1", 0)
 
 
 FORKING_ASYNC = """
@@ -281,7 +281,7 @@ async def test_a_forked_child_holds_neither_the_port_nor_the_connections_of_a_se
         url = await parent.line("tcp://")
         async with store.connect(url, timeout=1.0) as client:
             lost = asyncio.Event()
-            client.on_connection(lambda connected: None if connected else lost.set())
+            client.on_connection_change(lambda connected: None if connected else lost.set())
             parent.kill()
             await asyncio.wait_for(lost.wait(), 2.0)
             with pytest.raises(store.ConnectionLost, match="the connection is lost"):
@@ -331,7 +331,7 @@ async def test_a_connection_that_is_given_up_at_any_moment_leaves_no_socket_behi
     won.
     """
     async with store.serve() as server:
-        dialling = TcpDial(Address(host="127.0.0.1", port=server.port), None)
+        dialling = TcpDialer(Address(host="127.0.0.1", port=server.port), None)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for turns in range(15):  # it takes about ten

@@ -12,7 +12,7 @@ import pytest
 
 import rdzv
 import store
-from rdzv.node.link.node_loop import result_of
+from rdzv.node.link.node_loop import wait_for_result
 from store.net import threads
 from tests.support.interrupts import tears, torn
 from tests.support.processes import require, start_python
@@ -228,7 +228,7 @@ def test_a_call_that_comes_as_the_loop_closes_is_cancelled(how: str, monkeypatch
     (call,) = calls
     if how == "of a node":
         with pytest.raises(rdzv.RendezvousStateError, match="has ended"):
-            result_of(call)
+            wait_for_result(call)
     else:
         with pytest.raises(asyncio.CancelledError):
             call.wait(10) if how == "wait" else asyncio.run(wait_for(call))

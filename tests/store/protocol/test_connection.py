@@ -49,14 +49,14 @@ def server(*, token: bytes | None = None, store_id: str = "store-1", **limits: A
 
 def client(*, token: bytes | None = None) -> ClientConnection:
     made = ClientConnection(session_id=b"s" * 16, token=token, name="tcp://there")
-    made.connected(nonce=b"m" * 16)
+    made.start_connection(nonce=b"m" * 16)
     return made
 
 
 def greeted(**limits: Any) -> ServerConnection:
     """Return a server's side that has received a client's hello."""
     made = server(**limits)
-    (hello,) = made.receive(wire.encode_opening(Hello(VERSION, b"s" * 16, b"m" * 16, b"")))
+    (hello,) = made.receive(wire.encode_handshake(Hello(VERSION, b"s" * 16, b"m" * 16, b"")))
     assert isinstance(hello, Hello)
     return made
 
@@ -66,8 +66,8 @@ def welcomed(
 ) -> ClientConnection:
     """Return a client's side that has received its welcome."""
     made = made or client()
-    list(made.receive(wire.encode_opening(Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False))))
-    list(made.receive(wire.encode_opening(Welcome(session, "10.0.0.1", 0, frame_bytes_max, b""))))
+    list(made.receive(wire.encode_handshake(Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False))))
+    list(made.receive(wire.encode_handshake(Welcome(session, "10.0.0.1", 0, frame_bytes_max, b""))))
     return made
 
 
@@ -82,10 +82,10 @@ def test_a_large_answer_may_come_together_with_the_welcome(pieces: int) -> None:
     read short frames only.
     """
     made = client()
-    made.ask(Get("a"), None)
-    list(made.receive(wire.encode_opening(Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False))))
+    made.register_request(Get("a"), None)
+    list(made.receive(wire.encode_handshake(Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False))))
     entry = Entry(key="a", value=bytes(10_000), create_revision=1, mod_revision=1, lease=None)
-    data = wire.encode_opening(Welcome(1, "10.0.0.1", 0, 10**6, b"")) + wire.encode_response(1, Found(entry=entry))
+    data = wire.encode_handshake(Welcome(1, "10.0.0.1", 0, 10**6, b"")) + wire.encode_response(1, Found(entry=entry))
     size = -(-len(data) // pieces)
     items = [item for at in range(0, len(data), size) for item in made.receive(data[at : at + size])]
     assert [type(item) for item in items] == [Welcome, Reply]
@@ -127,7 +127,7 @@ def test_a_refusal_says_why_at_any_time(kind: str, error: type[StoreError]) -> N
     sorry = wire.encode_rejection(Rejection(kind, "no room"))
     at_once, after_the_greeting, later = client(), client(), welcomed()
     greeting = Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False)
-    list(after_the_greeting.receive(wire.encode_opening(greeting)))
+    list(after_the_greeting.receive(wire.encode_handshake(greeting)))
     for connection in (at_once, after_the_greeting, later):
         with pytest.raises(error, match=r"^tcp://there refused the connection: no room$"):
             list(connection.receive(sorry))
@@ -136,20 +136,20 @@ def test_a_refusal_says_why_at_any_time(kind: str, error: type[StoreError]) -> N
 def test_a_single_request_is_returned_at_once() -> None:
     conversation = greeted()
     first, second, third = (wire.encode_request(id, 0, Ping()) for id in (1, 2, 3))
-    assert conversation.only_request(first) == (1, 0, Ping())
+    assert conversation.single_request(first) == (1, 0, Ping())
     for several in (second + third, second[:5], b"", wire.encode_bye("done")):
-        assert conversation.only_request(several) is None
+        assert conversation.single_request(several) is None
     assert list(conversation.receive(second + third[:5])) == [(2, 0, Ping())]
-    assert conversation.only_request(third[5:]) is None  # it ends a frame that had begun
+    assert conversation.single_request(third[5:]) is None  # it ends a frame that had begun
     assert list(conversation.receive(third[5:])) == [(3, 0, Ping())]
     with pytest.raises(ProtocolError, match="ids count upwards"):
-        conversation.only_request(third)
+        conversation.single_request(third)
 
 
 def test_a_request_that_comes_alone_may_be_as_long_as_the_limits_say() -> None:
     limited = greeted(frame_bytes_max=5000, value_bytes_max=900)
-    assert limited.only_request(wire.encode_request(1, 0, Put("k", bytes(6000)))) is None  # `receive` says why
-    assert limited.only_request(wire.encode_request(2, 0, Put("k", b"v"))) == (2, 0, Put("k", b"v"))
+    assert limited.single_request(wire.encode_request(1, 0, Put("k", bytes(6000)))) is None  # `receive` says why
+    assert limited.single_request(wire.encode_request(2, 0, Put("k", b"v"))) == (2, 0, Put("k", b"v"))
 
 
 def acknowledged(frame: bytes) -> int:
@@ -162,24 +162,24 @@ def acknowledged(frame: bytes) -> int:
 
 def test_a_single_answer_is_returned_at_once() -> None:
     conversation = welcomed()
-    asked, put = conversation.ask(Ping(), None), conversation.ask(Put("k", b""), None)
+    asked, put = conversation.register_request(Ping(), None), conversation.register_request(Put("k", b""), None)
     for item in (asked, put):
         conversation.encode(item)
     pong, written = wire.encode_response(1, Pong(revision=7)), wire.encode_response(2, Written(revision=8))
     for other in (written, pong + written, pong[:5], wire.encode_lagged(1, 3)):
-        assert conversation.only_answer(other, asked) is None
-    assert conversation.only_answer(pong, asked) == Pong(revision=7)
-    assert conversation.only_answer(written, put) == Written(revision=8)
+        assert conversation.single_answer(other, asked) is None
+    assert conversation.single_answer(pong, asked) == Pong(revision=7)
+    assert conversation.single_answer(written, put) == Written(revision=8)
     assert not conversation.in_flight
-    later = conversation.ask(Ping(), None)
+    later = conversation.register_request(Ping(), None)
     assert wire.decode_request(conversation.encode(later)[4:]) == (3, 2, Ping())  # the put needs no reply any more
 
 
 def test_a_session_is_resumed_only_if_it_is_the_one_of_the_last_welcome() -> None:
     connection = welcomed(session=1)
     for session, resumed in ((1, True), (2, False), (2, True), (1, False)):
-        connection.disconnected()
-        connection.connected(nonce=b"o" * 16)
+        connection.end_connection()
+        connection.start_connection(nonce=b"o" * 16)
         welcomed(session=session, made=connection)
         assert connection.resumed is resumed
 
@@ -199,25 +199,25 @@ def test_what_is_kept_of_a_request_that_no_caller_awaits(
     request_: Any, sent: bool, is_welcomed: bool, kept: tuple[bool, bool, bool]
 ) -> None:
     connection = welcomed()
-    item, awaited = (connection.ask(request, None) for request in (request_, Grant(ttl=6.0)))
+    item, awaited = (connection.register_request(request, None) for request in (request_, Grant(ttl=6.0)))
     if sent:
         connection.encode(item)
     if not is_welcomed:
-        connection.disconnected()
-    connection.abandon(item)
+        connection.end_connection()
+    connection.abandon_request(item)
     at_once = item.request_id in connection.in_flight, connection.abandoned_grants == [item]
-    connection.disconnected()
+    connection.end_connection()
     assert (*at_once, item.request_id in connection.in_flight) == kept
     assert awaited.request_id in connection.in_flight
 
 
 def test_a_request_larger_than_the_server_takes_is_refused_and_forgotten() -> None:
     connection = welcomed(frame_bytes_max=1000)
-    item = connection.ask(Put("a", bytes(1000)), None)
+    item = connection.register_request(Put("a", bytes(1000)), None)
     with pytest.raises(LimitExceeded, match="frame_bytes_max"):
         connection.encode(item)
     assert connection.in_flight == {}
-    assert acknowledged(connection.encode(connection.ask(Ping(), None))) == 1
+    assert acknowledged(connection.encode(connection.register_request(Ping(), None))) == 1
 
 
 @pytest.mark.parametrize(
@@ -232,13 +232,13 @@ def test_a_request_larger_than_the_server_takes_is_refused_and_forgotten() -> No
 )
 def test_a_request_that_cannot_be_sent_is_refused_and_forgotten(request_: Any) -> None:
     connection = welcomed()
-    item = connection.ask(request_, None)
+    item = connection.register_request(request_, None)
     try:
         connection.encode(item)
     except StoreUsageError:
         assert connection.in_flight == {}
         assert not item.sent
-        assert acknowledged(connection.encode(connection.ask(Ping(), None))) == 1
+        assert acknowledged(connection.encode(connection.register_request(Ping(), None))) == 1
     else:
         assert isinstance(request_.value, memoryview)  # some releases of msgpack take it
 

@@ -37,7 +37,7 @@ def test_without_a_common_version_one_sentence_says_which_side_is_older(
     greeting = bytes(Town().accept().to_client)
     monkeypatch.undo()
     client = ClientConnection(session_id=bytes(16), token=None, name="tcp://head:29400")
-    client.connected(nonce=bytes(16))
+    client.start_connection(nonce=bytes(16))
     with pytest.raises(ProtocolError, match=f"upgrade the {older}"):
         list(client.receive(greeting))
 
@@ -52,10 +52,10 @@ def test_the_highest_common_version_is_spoken(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(wire, "VERSION_MIN", client[0])
         monkeypatch.setattr(wire, "VERSION", client[1])
         connection = ClientConnection(session_id=bytes(16), token=None, name="the store")
-        connection.connected(nonce=bytes(16))
+        connection.start_connection(nonce=bytes(16))
         (hello,) = connection.receive(greeting)
         assert isinstance(hello, bytes)
-        said = wire.decode_opening(hello[4:], Hello)
+        said = wire.decode_handshake(hello[4:], Hello)
         assert isinstance(said, Hello)
         assert said.version == spoken
 
@@ -72,7 +72,7 @@ async def test_an_unknown_request_costs_no_connection() -> None:
             (4, 0, [11, [], [[40, "a"]], []]),
         ]
         for number, fields in enumerate(strange, 1):
-            peer.connection.ask(store.Get("a"), None)  # the method that counts the ids
+            peer.connection.register_request(store.Get("a"), None)  # the method that counts the ids
             body = msgpack.packb(fields)
             peer.transport.write(len(body).to_bytes(4, "big") + body)
             answer = await peer.answer(number)
@@ -106,7 +106,7 @@ def test_an_absent_field_has_its_default() -> None:
 def test_a_store_that_does_not_say_whether_it_is_durable_is_not_given_up() -> None:
     """A release before `durable` was added to `Welcome` would send this."""
     body = msgpack.packb(("rdzv", (1, "10.0.0.1", 7, 1000, b"", {})))
-    assert wire.decode_opening(body, Welcome).durable  # type: ignore[union-attr]
+    assert wire.decode_handshake(body, Welcome).durable  # type: ignore[union-attr]
 
 
 PACKING = """

@@ -92,7 +92,7 @@ EVENTS = of_type(Event)
 
 
 decode_greeting, decode_hello, decode_welcome = (
-    partial(wire.decode_opening, kind=kind) for kind in (Greeting, Hello, Welcome)
+    partial(wire.decode_handshake, kind=kind) for kind in (Greeting, Hello, Welcome)
 )
 
 
@@ -132,7 +132,7 @@ def test_a_shared_encoding_is_read_like_an_individual_one(number: int, response:
     entries = [entry(f"k{place}", value, 1) for place, value in enumerate(values)]
     for said in (response, Listing(entries=(None, *entries), revision=3), Found(entry=entry("k", LARGE, 1))):
         chunks = wire.encode_in_chunks(said)
-        frame = wire.content_head(number, sum(map(len, chunks))) + b"".join(chunks)
+        frame = wire.response_head(number, sum(map(len, chunks))) + b"".join(chunks)
         assert wire.decode_server_frame(body_of(frame)) == Reply(number, said)
     events = tuple(entry.event for entry in entries)
     chunks = wire.encode_in_chunks(events)
@@ -149,7 +149,7 @@ def test_the_handshake_comes_out_as_it_went_in() -> None:
         Hello(1, b"s" * 16, b"n" * 16, b"proof"),
         Welcome(3, "10.0.0.1", 7, 1000, b"proof"),
     ):
-        assert wire.decode_opening(body_of(wire.encode_opening(said)), type(said)) == said
+        assert wire.decode_handshake(body_of(wire.encode_handshake(said)), type(said)) == said
 
 
 def test_a_refusal_is_understood_wherever_it_comes() -> None:
@@ -450,13 +450,13 @@ def test_a_garbage_collection_in_the_middle_of_a_frame_leaves_it_whole() -> None
             wire.encode_bye("in the middle")
 
     hello = wire.Hello(1, bytes(30), bytes(16), b"", bytes(8))
-    whole = wire.encode_opening(hello)
+    whole = wire.encode_handshake(hello)
     before = gc.get_threshold()
     gc.set_threshold(1)
     try:
         for _ in range(500):
             Garbage()
-            assert wire.encode_opening(hello) == whole
+            assert wire.encode_handshake(hello) == whole
     finally:
         gc.set_threshold(*before)
 

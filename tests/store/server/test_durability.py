@@ -6,18 +6,18 @@ from typing import Any, cast
 
 import pytest
 
-from store.engine.changeset import ChangeSet, Saved
+from store.engine.changeset import ChangeSet, SavedStore
 from store.engine.engine import Engine
 from store.errors import StoreUsageError
 from store.messages import Append, Failed, Get, Put, Transact
-from store.server.durability import SMALL_BYTES, SMALL_OPERATIONS, TRY_AGAIN_AFTER, Durability, _is_small
+from store.server.durability import SMALL_BYTES, SMALL_OPERATIONS, TRY_AGAIN_AFTER, Durability, _is_small_write
 from store.server.journal import Journal
 from tests.support.limits import limits_with
 from tests.support.virtual_time import passes
 
 pytestmark = pytest.mark.virtual_time
 
-EMPTY = Saved(store_id="it")
+EMPTY = SavedStore(store_id="it")
 
 
 class ByHand:
@@ -44,16 +44,16 @@ class ByHand:
     def stop(self, *, within: float) -> bool:  # noqa: ARG002
         return self.stops
 
-    def load(self) -> Saved:
+    def load(self) -> SavedStore:
         if self.unreadable is not None:
             raise self.unreadable
         return EMPTY
 
-    def try_again(self) -> bool:
+    def retry_write(self) -> bool:
         self.tried += 1
         return self.takes
 
-    def has_room(self) -> None:
+    def accepts_writes(self) -> None:
         self.only_deletes = False
 
     def write_bytes_max(self) -> int:
@@ -92,15 +92,15 @@ class Store:
     def put(self, value: bytes = b"") -> None:
         self.asked += 1
         self.engine.apply(Put("k", value), peer=1, request_id=self.asked, acknowledged=0, now=0.0)
-        self.durability.record()
+        self.durability.record_changes()
 
 
 async def test_without_a_journal_nothing_waits() -> None:
     one = Store(None)
     one.put()
-    assert not one.durability.behind
+    assert not one.durability.is_overloaded
     assert one.durability.pending_commits.appended == one.durability.pending_commits.durable == 0
-    assert one.durability.refusal() is None
+    assert one.durability.refusal_reason() is None
     await one.durability.stop()
     assert one.said == []
 
@@ -109,15 +109,15 @@ async def test_changes_wait_for_the_journal_up_to_a_limit() -> None:
     journal = ByHand()
     one = Store(journal, journal_bytes_max=1000)
     one.put()
-    one.durability.record()  # there is no change since then
-    assert (one.durability.pending_commits.appended, one.durability.behind) == (1, False)
+    one.durability.record_changes()  # there is no change since then
+    assert (one.durability.pending_commits.appended, one.durability.is_overloaded) == (1, False)
     one.put(bytes(2000))
-    assert one.durability.behind
+    assert one.durability.is_overloaded
     journal.durable(2)
     assert one.said == [], "it is said in the loop, not in the journal's thread"
     await passes()
     assert one.said == [2]
-    assert (one.durability.pending_commits.durable, one.durability.behind) == (2, False)
+    assert (one.durability.pending_commits.durable, one.durability.is_overloaded) == (2, False)
 
 
 async def test_a_failing_disk_costs_the_unwritten_changes_and_is_retried_until_it_works() -> None:
@@ -132,7 +132,7 @@ async def test_a_failing_disk_costs_the_unwritten_changes_and_is_retried_until_i
     engine = one.durability.engine
     assert engine is not one.engine
     assert (engine.revision, engine.read_only) == (0, "the disk does not take it (no room)")
-    assert one.durability.refusal() is None, "reading goes on"
+    assert one.durability.refusal_reason() is None, "reading goes on"
     await passes(3 * TRY_AGAIN_AFTER)
     assert (journal.tried >= 2, journal.starts) == (True, 1)
     journal.takes = journal.only_deletes = True
@@ -170,7 +170,7 @@ async def test_while_the_disk_is_in_doubt_no_client_is_accepted_and_its_own_repl
     journal = ByHand()
     one = Store(journal)
     journal.in_doubt = True
-    assert "its contents are in doubt" in str(one.durability.refusal())
+    assert "its contents are in doubt" in str(one.durability.refusal_reason())
     journal.in_doubt, journal.answered = False, True
     journal.fail("too large a row")
     await passes()
@@ -185,7 +185,7 @@ async def test_a_disk_that_cannot_be_read_back_ends_the_service() -> None:
     one = Store(journal)
     journal.fail("an error")
     await passes()
-    assert "the store is read from its disk again" in str(one.durability.refusal())
+    assert "the store is read from its disk again" in str(one.durability.refusal_reason())
     await passes()
     await passes()
     assert journal.unreadable in one.said
@@ -220,4 +220,4 @@ async def test_leaving_ends_the_retries_and_cuts_all_peers_off_if_the_disk_hangs
     ],
 )
 def test_which_writes_need_not_wait_for_large_ones(request_: Any, is_small: bool) -> None:
-    assert _is_small(request_) is is_small
+    assert _is_small_write(request_) is is_small

@@ -54,9 +54,9 @@ class Failing(Journal):
         self._fail("begin")
         super()._commit(group)
 
-    def _check_room(self, beside: int) -> None:
+    def _check_disk_room(self, beside: int) -> None:
         self._fail("end")
-        super()._check_room(beside)
+        super()._check_disk_room(beside)
 
     def _probe(self) -> bool:
         with contextlib.suppress(sqlite3.OperationalError):
@@ -64,10 +64,10 @@ class Failing(Journal):
             return super()._probe()
         return False
 
-    def _empty_log(self) -> bool:
+    def _checkpoint_wal(self) -> bool:
         with contextlib.suppress(sqlite3.OperationalError):
             self._fail("log")
-            return super()._empty_log()
+            return super()._checkpoint_wal()
         return False
 
 

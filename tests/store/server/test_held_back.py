@@ -25,7 +25,7 @@ from store.messages import (
     Revoke,
     Transact,
     Watch,
-    Watching,
+    WatchOpened,
     Written,
 )
 from store.protocol.wire import Events, Reply
@@ -179,7 +179,7 @@ async def test_groups_are_as_large_as_is_written_in_time_filled_in_turns_and_ope
             peer.ask(*[Put(f"{number}/{n}", bytes(1000)) for n in range(100)]) for number, peer in enumerate(greedy)
         ]
         await taken(journal.begun)
-        await until(lambda: server._durability.is_full)
+        await until(lambda: server._durability.is_queue_full)
         (put,) = bystander.ask(Put("small", b""))
         (large,) = bystander.ask(Put("large", bytes(1000)))
         await until(lambda: "small" in server._engine._keys.entries)
@@ -245,7 +245,7 @@ async def test_a_request_that_comes_alone_while_groups_are_full_is_read_once(
         journal.group_bytes = 10 * weight_of(1000)
         puts = greedy.ask(*[Put(f"k/{number}", bytes(1000)) for number in range(100)])
         await taken(journal.begun)
-        await until(lambda: server._durability.is_full)
+        await until(lambda: server._durability.is_queue_full)
         lone.ask(Put("first", b""))
         await until(lambda: "first" in server._engine._keys.entries)
         (put,) = lone.ask(Put("second", b""))  # waits, since another change is on the way to the disk
@@ -318,7 +318,7 @@ async def test_an_expiry_is_announced_when_it_is_durable(tmp_path: Path, monkeyp
         (watching, _) = peer.ask(Watch(prefix=""), Put("k", b"", ttl=0.05))
         await taken(journal.begun)
         journal.may_commit.release()
-        assert isinstance(await peer.answer(watching), Watching)
+        assert isinstance(await peer.answer(watching), WatchOpened)
         await taken(journal.begun)  # the expiry
         assert (server.figures()["leases_lapsed"], server.figures()["revision"]) == (1, 2)
         told = [item.events[0].kind for item in peer.said if isinstance(item, Events)]
@@ -413,8 +413,8 @@ class Unsynced(Journal):
             raise error
         super()._commit(group)
 
-    def try_again(self) -> bool:
-        return not self.fails and super().try_again()
+    def retry_write(self) -> bool:
+        return not self.fails and super().retry_write()
 
 
 class Hanging(Journal):

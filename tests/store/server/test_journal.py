@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from store.disk.directory import DELETES_BYTES, FILE
-from store.engine.changeset import ChangeSet, Saved
+from store.engine.changeset import ChangeSet, SavedStore
 from store.errors import StoreUsageError
 from store.messages import Entry, Failed, Written
 from store.server.journal import Journal
@@ -36,7 +36,7 @@ from tests.support.journals import HeldBack
 
 def test_a_new_directory_is_made_and_holds_an_empty_store_of_the_given_identity(tmp_path: Path) -> None:
     directory = tmp_path / "not" / "there" / "yet"
-    assert kept(directory) == Saved(store_id="id")
+    assert kept(directory) == SavedStore(store_id="id")
     assert saved_in(directory).store_id == "id", "and keeps it, whatever a later server would have called it"
 
 
@@ -150,9 +150,9 @@ def fill(journal: Journal, pages: int = 0) -> None:
 
 def tried(journal: Journal) -> str:
     """Return which writes are possible after a failure."""
-    if not journal.try_again():
+    if not journal.retry_write():
         return "nothing"
-    return "everything" if journal.has_room() else "only deletes"
+    return "everything" if journal.accepts_writes() else "only deletes"
 
 
 def empty_out(journal: Journal) -> None:
@@ -217,11 +217,11 @@ def test_a_store_that_takes_only_deletes_keeps_most_room_for_them(
 def test_the_row_of_a_probe_is_no_part_of_the_store(tmp_path: Path) -> None:
     journal = Journal(tmp_path, new_id="id")
     before = journal.load()
-    assert journal.try_again()
+    assert journal.retry_write()
     assert journal._database is not None
     journal._database.execute("INSERT INTO meta VALUES ('probe', zeroblob(9), 0)")  # killed before it was deleted
     assert journal.load() == before
-    assert journal.try_again()
+    assert journal.retry_write()
     journal.close()
 
 
@@ -233,7 +233,7 @@ def test_a_writer_that_fails_for_any_other_reason_says_so(tmp_path: Path, caplog
     journal.append(replied(A, 2**63))
     assert "too large" in outcome.wait_for_failure()
     assert "can never be written" in caplog.text
-    assert journal.try_again()
+    assert journal.retry_write()
     outcome.start(journal)
     outcome.wait_for(journal.append(change(put(1, "k"))))
     journal.close()
@@ -353,13 +353,13 @@ def test_an_idle_journal_gives_back_unused_space_of_its_file(tmp_path: Path, mon
 def test_an_idle_journal_does_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Space is given back once after a write, and not repeatedly."""
     tidied: list[float] = []
-    tidy_up = Journal._tidy_up
+    tidy_up = Journal._shrink_files
 
     def noted(self: Journal) -> None:
         tidied.append(time.monotonic())
         tidy_up(self)
 
-    monkeypatch.setattr(Journal, "_tidy_up", noted)
+    monkeypatch.setattr(Journal, "_shrink_files", noted)
     monkeypatch.setattr("store.server.journal.IDLE_SECONDS", 0.01)
     with contextlib.closing(Journal(tmp_path, new_id="id")) as journal:
         journal.load()
@@ -374,13 +374,13 @@ def test_a_journal_short_of_room_goes_on_emptying_its_log_without_further_writes
 ) -> None:
     """After one failure it waited for the next write, while the store refused each write for lack of space."""
     tried = threading.Semaphore(0)
-    tidy_up = Journal._tidy_up
+    tidy_up = Journal._shrink_files
 
     def counted(self: Journal) -> None:
         tidy_up(self)
         tried.release()
 
-    monkeypatch.setattr(Journal, "_tidy_up", counted)
+    monkeypatch.setattr(Journal, "_shrink_files", counted)
     monkeypatch.setattr("store.server.journal.IDLE_SECONDS", 0.01)
     with contextlib.closing(Journal(tmp_path, new_id="id")) as journal:
         journal.load()

@@ -14,7 +14,7 @@ import pytest
 
 from store.disk.directory import FILE, LOCK, RESERVE, UNFINISHED
 from store.disk.rows import FORMAT
-from store.engine.changeset import Saved
+from store.engine.changeset import SavedStore
 from store.errors import StoreUsageError
 from store.server.journal import Journal
 from tests.support.facts import change, granted, kept, lease, opened, put, replied, saved_in, writing
@@ -177,7 +177,7 @@ def test_inconsistent_contents_are_reported(tmp_path: Path, statement: str, comp
 def test_a_store_that_was_not_finished_being_made_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / UNFINISHED).write_bytes(b"half")
     (tmp_path / f"{UNFINISHED}-journal").write_bytes(b"half")
-    assert kept(tmp_path) == Saved(store_id="id")
+    assert kept(tmp_path) == SavedStore(store_id="id")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([FILE, LOCK, RESERVE])
 
 

@@ -54,7 +54,7 @@ async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts() -
         return work()
 
     server = Server(engine, clock=now, journal=journal, in_thread=at_once)
-    server.begin()
+    server.start()
     network = MemoryNetwork()
     with contextlib.closing(network.listen("store", server.protocol)):
         peer = await introduce(network)
@@ -74,7 +74,7 @@ async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts() -
         assert 1.9 <= now() - renewed_at <= 2.1
         peer.transport.abort()
         await asyncio.sleep(0.1)
-    await server.leave()
+    await server.shut_down()
     disk.lose_power()
     disk.close()
 

@@ -9,7 +9,7 @@ import store
 from store.engine.keyspace import Groups
 from store.limits import Limits
 from store.server import server as server_room
-from store.server.log_lines import AT_ONCE, PER_SECOND, LimitWarnings, RationedLog
+from store.server.log_lines import AT_ONCE, PER_SECOND, LimitWarnings, RateLimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def test_each_limit_of_the_whole_store_is_warned_of_once_until_it_is_well_below(
     said = [
         (step, limit in line and "9 %" in line.replace("90 %", "89 %"))
         for step, percent in enumerate((80, 90, 100, 75, 90, 50, 90))
-        for line in warnings.due_lines(figures(limits, **{used: most * percent // 100}), groups)
+        for line in warnings.lines_to_log(figures(limits, **{used: most * percent // 100}), groups)
     ]
     assert said == [(1, True), (6, True)], "the first and the last time"
 
@@ -36,7 +36,7 @@ def test_the_group_that_holds_most_is_named() -> None:
     groups, warnings = Groups(), LimitWarnings()
     for number, keys in enumerate((2, 9, 4)):
         groups.add_usage(f"/rdzv/{number}/x", keys, 100)
-    (line,) = warnings.due_lines(figures(limits, keys=90), groups)
+    (line,) = warnings.lines_to_log(figures(limits, keys=90), groups)
     assert "keys_max (100); of all groups of keys, '/rdzv/1/' holds 9 keys and 100 bytes" in line
 
 
@@ -55,7 +55,7 @@ async def test_a_server_writes_it_to_the_log(caplog: pytest.LogCaptureFixture, m
 
 def said_of(caplog: pytest.LogCaptureFixture, times: list[float]) -> int:
     clock = iter([0.0, *times])
-    lines = RationedLog(lambda: next(clock))
+    lines = RateLimitedLog(lambda: next(clock))
     caplog.clear()
     for number, _ in enumerate(times):
         lines.write(log, logging.WARNING, "line %d", number)

@@ -116,7 +116,14 @@ class Steps:
         self.longest = 0.0
         self._depth = 0
         conversations = server._scheduler
-        for name in ("accepted", "lost", "received", "resume_requests", "note_durable", "_begin_pass"):
+        for name in (
+            "handle_accept",
+            "handle_disconnect",
+            "handle_bytes",
+            "resume_requests",
+            "note_durable",
+            "_run_pass",
+        ):
             setattr(conversations, name, self._timed(getattr(conversations, name)))
 
     def _timed(self, step: Callable[..., None]) -> Callable[..., None]:

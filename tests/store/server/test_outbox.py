@@ -9,7 +9,7 @@ from store.server.outbox import PIECE_BYTES, Chunks, Outbox, SharedFrame, frame_
 def taken(outbox: Outbox) -> bytes:
     sent = b""
     while outbox.ready:
-        sent += outbox.take()
+        sent += outbox.take_piece()
     return sent
 
 
@@ -21,9 +21,9 @@ def test_frames_are_taken_in_order_and_those_that_are_held_after_their_release()
     outbox.queue(b"b")
     assert taken(outbox) == b"ab"
     assert outbox.held
-    assert outbox.release(7)
+    assert outbox.release_held(7)
     assert taken(outbox) == b"c"
-    assert not outbox.release(8)
+    assert not outbox.release_held(8)
     assert taken(outbox) == b"d"
     assert outbox.bytes == 0
 
@@ -35,7 +35,7 @@ def test_a_frame_larger_than_a_piece_is_taken_in_pieces_without_a_copy() -> None
     outbox.queue(b"after")
     pieces = []
     while outbox.ready:
-        pieces.append(outbox.take())
+        pieces.append(outbox.take_piece())
     assert [len(piece) for piece in pieces] == [PIECE_BYTES] * 3 + [5, 5]
     assert b"".join(pieces) == large + b"after"
     assert isinstance(pieces[0], memoryview)
@@ -47,7 +47,7 @@ def test_queued_bytes_count_until_the_transport_has_sent_them() -> None:
     one.queue(bytes(1000))
     other.hold(bytes(500), 1)
     assert budget.bytes == one.bytes + other.bytes == frame_memory(1000) + frame_memory(500)
-    one.take()
+    one.take_piece()
     one.note_unsent(400)
     assert one.bytes == 400
     one.note_unsent(0)
@@ -61,7 +61,7 @@ def test_the_rest_of_a_frame_that_has_begun_is_kept_so_that_a_farewell_is_unders
     outbox = Outbox(ByteCount())
     outbox.queue(bytes(PIECE_BYTES + 9))
     outbox.queue(b"never said")
-    outbox.take()
+    outbox.take_piece()
     outbox.clear(but_begun=True)
     outbox.queue(b"sorry")
     assert taken(outbox) == bytes(9) + b"sorry"
@@ -74,7 +74,7 @@ def test_several_frames_are_taken_together_up_to_about_one_piece() -> None:
         outbox.queue(bytes(PIECE_BYTES // 4))
     sizes = []
     while outbox.ready:
-        sizes.append(len(outbox.take()))
+        sizes.append(len(outbox.take_piece()))
     assert sum(sizes) == 10 * (PIECE_BYTES // 4)
     assert max(sizes) <= PIECE_BYTES
     assert len(sizes) < 10
@@ -92,9 +92,9 @@ def test_shared_bytes_count_in_each_outbox_and_once_in_all_of_them_until_the_las
             outbox.queue(SharedFrame(b"head %d" % number, shared))
     assert [outbox.bytes for outbox in outboxes] == [frame_memory(6 + shared.size)] * 4
     assert budget.bytes == 4 * frame_memory(6) + frame_memory(shared.size)
-    outboxes[1].release(1)
+    outboxes[1].release_held(1)
     assert [taken(outbox) for outbox in outboxes[:2]] == [b"head %dbefore" % n + large + b"after" for n in range(2)]
-    outboxes[2].take()
+    outboxes[2].take_piece()
     outboxes[2].clear(but_begun=True)
     assert budget.bytes == 2 * frame_memory(6) + frame_memory(shared.size)
     outboxes[3].clear()
@@ -107,7 +107,7 @@ def test_shared_bytes_count_in_each_outbox_and_once_in_all_of_them_until_the_las
 def test_a_large_chunk_of_a_shared_frame_is_not_copied() -> None:
     large = bytes(3 * PIECE_BYTES)
     frame = SharedFrame(b"head", Chunks((b"", large, b"")))
-    part = frame.part(PIECE_BYTES, 2 * PIECE_BYTES)
+    part = frame.slice(PIECE_BYTES, 2 * PIECE_BYTES)
     assert isinstance(part, memoryview)
     assert part.obj is large
     small = Outbox(ByteCount())

@@ -74,12 +74,12 @@ def test_the_slowest_reader_pays_for_all(caplog: pytest.LogCaptureFixture) -> No
     assert not scene.full()
     scene.peers[1].outbox.queue(bytes(30 * KIB))
     assert scene.full()
-    scene.memory.make_room_in_outboxes()
+    scene.memory.close_slowest_readers()
     assert scene.gone == [1]
     assert "memory_bytes_max is 102400" in caplog.text
     scene.memory.outboxes.bytes = 101 * KIB
     scene.peers.clear()
-    scene.memory.make_room_in_outboxes()  # no peer is left to close
+    scene.memory.close_slowest_readers()  # no peer is left to close
 
 
 def test_the_most_expensive_and_oldest_half_request_is_closed_first(caplog: pytest.LogCaptureFixture) -> None:
@@ -105,7 +105,7 @@ def test_memory_of_the_store_and_its_disk_counts_except_their_reserve(
     assert frame_memory(15 * KIB) < 20 * KIB
     assert not scene.full(), "a store that is full must still be read from"
     scene.peers[1].outbox.queue(bytes(5 * KIB))
-    scene.memory.make_room_in_outboxes()
+    scene.memory.close_slowest_readers()
     assert scene.gone == [0]
     assert "memory_bytes_max is 204800" in caplog.text
     scene.peers[2].receives(21 * KIB)
@@ -117,12 +117,12 @@ def test_the_listing_that_was_unread_for_longest_is_closed() -> None:
     scene = Scene(outbox_bytes_max=60 * KIB, frame_bytes_max=16 * KIB, memory_bytes_max=400 * KIB)
     scene.state.memory_bytes = 401 * KIB
     scene.snapshots.held_bytes = 101 * KIB
-    scene.memory.make_room_in_listings()  # no peer reads any more
+    scene.memory.close_oldest_listing_reader()  # no peer reads any more
     scene.snapshots.oldest = SimpleNamespace(reader=1)
     scene.snapshots.held_bytes = 50 * KIB
-    scene.memory.make_room_in_listings()
+    scene.memory.close_oldest_listing_reader()
     assert scene.gone == [], "so much is kept back for it, whatever else is held"
     scene.snapshots.held_bytes = 80 * KIB
     for _ in range(2):
-        scene.memory.make_room_in_listings()
+        scene.memory.close_oldest_listing_reader()
     assert scene.gone == [1]

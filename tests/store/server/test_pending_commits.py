@@ -26,7 +26,7 @@ from store.messages import (
     Request,
     Response,
     Watch,
-    Watching,
+    WatchOpened,
     Written,
 )
 from store.server.pending_commits import PendingCommits
@@ -62,11 +62,11 @@ def with_a_change() -> PendingCommits:
         (Guarded(when=(when.exists("b"),), request=Get("c")), FOUND, 12),
         (Guarded(when=(when.exists("d"),), request=Get("a/1")), FOUND, 11),
         (Put("c", b""), Written(revision=8), 12),
-        (Watch(prefix="c"), Watching(revision=7), 12),
+        (Watch(prefix="c"), WatchOpened(revision=7), 12),
     ],
 )
 def test_a_reply_waits_for_the_changes_that_it_shows(request_: Request[Any], response: Response, number: int) -> None:
-    assert with_a_change().wait_for(request_, response)[0] == number
+    assert with_a_change().step_to_wait_for(request_, response)[0] == number
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_reply_that_does_not_wait_says_the_revision_that_is_on_disk(
     request_: Request[Any], response: Response
 ) -> None:
     """Otherwise a client could see a revision that a crash undoes, and take the store for another one (S10)."""
-    assert with_a_change().wait_for(request_, response)[1].revision == 5  # type: ignore[attr-defined]
+    assert with_a_change().step_to_wait_for(request_, response)[1].revision == 5  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_a_reply_that_waits_says_a_revision_that_is_on_disk_once_it_goes_out(
 ) -> None:
     """It is sent once 6 is on disk, while 7, which does not affect it, may never be (S3)."""
     pending_commits = with_a_change()
-    number, said = pending_commits.wait_for(request_, response)
+    number, said = pending_commits.step_to_wait_for(request_, response)
     assert number == 11
-    pending_commits.written(number)
+    pending_commits.note_written(number)
     assert said.revision == pending_commits.revision == 6  # type: ignore[attr-defined]
 
 
@@ -104,34 +104,34 @@ def test_a_reply_that_waits_says_a_revision_that_is_on_disk_once_it_goes_out(
 def test_a_listing_of_an_earlier_revision_keeps_that(prefix: str) -> None:
     """A listing of so many keys that it took several turns does not contain later changes."""
     listing = Listing(entries=(), revision=4)
-    assert with_a_change().wait_for(List(prefix=prefix), listing)[1] is listing
+    assert with_a_change().step_to_wait_for(List(prefix=prefix), listing)[1] is listing
 
 
 def test_a_step_that_only_grants_changed_is_of_the_revision_before_it() -> None:
     pending_commits = with_a_change()
     pending_commits.append(13, ChangeSet(leases={4: SavedLease(id=4, ttl=1.0)}))
-    pending_commits.written(13)
+    pending_commits.note_written(13)
     assert pending_commits.revision == 7
 
 
 def test_replies_do_not_wait_for_changes_on_disk() -> None:
     pending_commits = with_a_change()
     assert pending_commits.bytes > 0
-    pending_commits.written(11)
-    assert pending_commits.wait_for(Get("a/1"), FOUND)[0] <= pending_commits.durable
-    assert pending_commits.wait_for(Get("b"), FOUND)[0] == 12
+    pending_commits.note_written(11)
+    assert pending_commits.step_to_wait_for(Get("a/1"), FOUND)[0] <= pending_commits.durable
+    assert pending_commits.step_to_wait_for(Get("b"), FOUND)[0] == 12
     assert pending_commits.revision == 6
-    pending_commits.written(12)
+    pending_commits.note_written(12)
     assert pending_commits.revision == 7
     assert pending_commits.bytes == 0
-    assert pending_commits.wait_for(GetMany(keys=("b",)), EMPTY) == (12, EMPTY)
+    assert pending_commits.step_to_wait_for(GetMany(keys=("b",)), EMPTY) == (12, EMPTY)
 
 
 def test_a_key_that_has_changed_again_is_waited_for_until_the_later_change_is_on_disk() -> None:
     pending_commits = with_a_change()
     pending_commits.append(13, ChangeSet(revisions=[(Event(kind="put", revision=8, key="a/1"),)]))
-    pending_commits.written(12)
-    assert pending_commits.wait_for(Get("a/1"), FOUND)[0] == 13
+    pending_commits.note_written(12)
+    assert pending_commits.step_to_wait_for(Get("a/1"), FOUND)[0] == 13
 
 
 def test_a_lease_that_came_again_is_waited_for_until_the_later_grant_is_on_disk() -> None:
@@ -139,8 +139,8 @@ def test_a_lease_that_came_again_is_waited_for_until_the_later_grant_is_on_disk(
     pending_commits = with_a_change()
     pending_commits.append(13, ChangeSet(leases={3: None}))
     pending_commits.append(14, ChangeSet(leases={3: SavedLease(id=3, ttl=1.0)}))
-    pending_commits.written(12)
-    assert pending_commits.wait_for(KeepAlive(lease=3), Granted(lease=3, ttl=1.0))[0] == 14
-    pending_commits.written(14)
-    assert pending_commits.wait_for(KeepAlive(lease=3), Granted(lease=3, ttl=1.0))[0] <= 14
+    pending_commits.note_written(12)
+    assert pending_commits.step_to_wait_for(KeepAlive(lease=3), Granted(lease=3, ttl=1.0))[0] == 14
+    pending_commits.note_written(14)
+    assert pending_commits.step_to_wait_for(KeepAlive(lease=3), Granted(lease=3, ttl=1.0))[0] <= 14
     assert not pending_commits._changed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rdzv.testing.network import MemoryNetwork
-from store.engine.applied import Applied
+from store.engine.applied import StepResult
 from store.engine.engine import Engine
 from store.limits import Limits
 from store.messages import Failed, FailureKind, Found, Get, List, Ping, Put, Wait, Watch
@@ -85,7 +85,7 @@ async def test_a_peer_that_hangs_up_while_its_requests_wait_leaves_nothing_behin
 @pytest.mark.virtual_time
 async def test_a_defect_in_one_request_closes_its_connection_and_others_still_get_their_events() -> None:
     class Defective(Engine):
-        def apply(self, request: Any, *context: Any, **named: Any) -> Applied:
+        def apply(self, request: Any, *context: Any, **named: Any) -> StepResult:
             if isinstance(request, List):
                 raise KeyError("a defect")
             return super().apply(request, *context, **named)
@@ -114,9 +114,10 @@ async def test_a_peer_whose_reading_is_paused_by_us_is_not_taken_for_silent() ->
         await other.put("large", bytes(MIB))
         peer = await introduce(network)
         peer.transport.pause_reading()
-        frame = peer.connection.encode(peer.connection.ask(Put("after", b""), None))
+        frame = peer.connection.encode(peer.connection.register_request(Put("after", b""), None))
         peer.transport.write(
-            b"".join(peer.connection.encode(peer.connection.ask(Get("large"), None)) for _ in range(3)) + frame[:-1]
+            b"".join(peer.connection.encode(peer.connection.register_request(Get("large"), None)) for _ in range(3))
+            + frame[:-1]
         )
         await passes(60.0)
         peer.transport.resume_reading()
@@ -140,7 +141,7 @@ async def test_a_request_that_takes_long_has_a_line_of_its_own(
         peer = await introduce(network)
         peer.ask(Put("a", b"1"))
         await peer.until(lambda: len(peer.replies()) == 1)
-        await server.leave()
+        await server.shut_down()
     (record,) = [each for each in caplog.records if each.name == "tests.slow"]
     assert record.getMessage().endswith(": its request Put took 125 ms, which held others up")
 
@@ -163,7 +164,7 @@ async def test_work_for_which_every_pass_of_the_loop_is_too_short_is_all_done(mo
             await passes(1.0)
         assert [sum(isinstance(item, Events) for item in peer.said) for peer in peers] == [6] * 5
         assert [len(peer.replies()) for peer in peers] == [11, 10, 10, 10, 10]
-        await server.leave()
+        await server.shut_down()
 
 
 @pytest.mark.virtual_time

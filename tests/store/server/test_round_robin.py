@@ -40,14 +40,14 @@ def test_new_peers_go_first_and_each_peer_has_one_turn_before_any_has_a_second()
 
 def test_turns_are_shorter_while_many_have_not_had_any_and_a_pass_is_over_when_its_time_is() -> None:
     turns: RoundRobin[int] = RoundRobin()
-    assert turns.length == TURN
+    assert turns.turn_length == TURN
     for number in range(1000):
         turns.enqueue(number, used=False)
-    assert turns.length == TURN / 20
+    assert turns.turn_length == TURN / 20
     turns.spent = PASS / 2
-    assert not turns.over
+    assert not turns.is_pass_over
     turns.spent += PASS
-    assert turns.over
+    assert turns.is_pass_over
 
 
 def test_it_is_known_whether_all_earlier_peers_have_had_a_turn() -> None:
@@ -84,13 +84,13 @@ class Timed:
 
     def __init__(self, conversations: RequestScheduler, stopwatch: Stopwatch) -> None:
         self._stopwatch = stopwatch
-        self._received, self._apply = conversations.received, conversations._apply
+        self._received, self._apply_request = conversations.handle_bytes, conversations._apply_request
         self._arrived: dict[int, float] = {}
         self.waits: list[float] = []
         self.dispatcher = conversations.dispatcher
         self.peers = self.dispatcher._peers.by_id
-        conversations.received = self.received  # type: ignore[method-assign]
-        conversations._apply = self.apply  # type: ignore[method-assign]
+        conversations.handle_bytes = self.received  # type: ignore[method-assign]
+        conversations._apply_request = self.apply  # type: ignore[method-assign]
 
     def received(self, peer: Any, size: int) -> None:
         self._arrived[peer.id] = self._stopwatch()
@@ -99,7 +99,7 @@ class Timed:
     def apply(self, peer: Any, asked: Any, now: float, **how: Any) -> Any:
         if type(asked[2]) is Ping:
             self.waits.append(self._stopwatch() - self._arrived[peer.id])
-        return self._apply(peer, asked, now, **how)
+        return self._apply_request(peer, asked, now, **how)
 
 
 def serve_counted(network: MemoryNetwork, engine: Engine) -> Timed:
@@ -217,7 +217,7 @@ async def test_a_peer_with_thousands_of_watches_is_notified_in_slices_and_in_ord
     for peer in watching:
         await peer.answer(peer.ask(*[Watch(prefix="head/")] * each)[-1])
     told: list[int] = []
-    tell, announce_on = timed.dispatcher._push, timed.dispatcher._announce_more
+    tell, announce_on = timed.dispatcher._push, timed.dispatcher._notify_some
 
     def counted(*what: Any) -> None:
         told[-1] += 1
@@ -227,7 +227,7 @@ async def test_a_peer_with_thousands_of_watches_is_notified_in_slices_and_in_ord
         told.append(0)
         return announce_on()
 
-    timed.dispatcher._push, timed.dispatcher._announce_more = counted, step  # type: ignore[method-assign,assignment]
+    timed.dispatcher._push, timed.dispatcher._notify_some = counted, step  # type: ignore[method-assign,assignment]
     writer, bystander = await introduce(network, source="writer"), await introduce(network, source="bystander")
     writer.ask(Put("head/round", b"1"), Put("head/round", b"2"))
     (asked,) = watching[-1].ask(Ping())

@@ -142,7 +142,7 @@ async def test_a_frame_that_comes_slowly_is_no_silence() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network, limits=limits_with(frame_timeout=4.0)):
         peer = await introduce(network)
-        item = peer.connection.ask(Put("slow", b"x" * 10), None)
+        item = peer.connection.register_request(Put("slow", b"x" * 10), None)
         for byte in peer.connection.encode(item):
             peer.transport.write(bytes([byte]))
             await passes(3.0)
@@ -174,7 +174,7 @@ async def test_a_leaving_server_sends_a_slow_reader_its_queue() -> None:
         peer.transport.pause_reading()
         peer.ask(Get("large"))
         await passes(0.1)
-        leaving = asyncio.create_task(server.leave())
+        leaving = asyncio.create_task(server.shut_down())
         await passes(1.0)
         assert not leaving.done()
         peer.transport.resume_reading()
@@ -189,7 +189,7 @@ async def test_a_client_in_mid_handshake_is_asked_to_retry_and_gets_no_protocol_
     network = MemoryNetwork()
     async with serve_in_memory(network) as server:
         peer = await dial(network, lambda: Peer(hello=False))
-        await server.leave()
+        await server.shut_down()
         await peer.lost.wait()
         assert isinstance(peer.problem, LimitExceeded)
         assert not isinstance(peer.problem, ProtocolError)
@@ -228,7 +228,7 @@ async def test_of_several_sockets_the_url_has_the_host_that_was_given() -> None:
         for host in ("127.0.0.2", "127.0.0.3"):
             async with store.connect(f"tcp://{host}:{server.port}") as client:
                 await client.ping()
-                assert client.ends == ("127.0.0.1", host)
+                assert client.end_addresses == ("127.0.0.1", host)
 
 
 async def test_a_port_in_use_is_an_error_of_the_system() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import rdzv
 import store
-from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, Job, Ranks, environment_of, ranks_of
+from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, Job, Ranks, environment_of, process_ranks
 from rdzv.cli.launcher.job_round import SUCCEEDED
 from rdzv.cli.launcher.launch import _join_round
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, _open_log, label_lines
@@ -26,7 +26,7 @@ from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round import Participant
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
-from rdzv.loop.process_files import BEAT_DIR, _last_step_of, exception_in
+from rdzv.loop.process_files import BEAT_DIR, _last_step_of, exception_from_file
 from rdzv.node.handler import Handler
 from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, places, started, tell
 from tests.support.processes import free_port, start_python
@@ -380,14 +380,14 @@ def participant(rank: int, **attributes: str) -> Participant:
 
 def test_a_nodes_first_process_comes_after_all_processes_of_the_nodes_before_it() -> None:
     members = [participant(0, nproc="2"), participant(1), participant(2, nproc="8", rack="r1")]
-    assert ranks_of(0, members, 2) == Ranks(first_rank=0, world_size=11)
-    assert ranks_of(2, members, 8) == Ranks(first_rank=3, world_size=11)
+    assert process_ranks(0, members, 2) == Ranks(first_rank=0, world_size=11)
+    assert process_ranks(2, members, 8) == Ranks(first_rank=3, world_size=11)
 
 
 @pytest.mark.parametrize("nproc", ["many", "0", "-1", ""])
 def test_an_invalid_number_of_processes_is_refused_with_the_name_of_its_node(nproc: str) -> None:
     with pytest.raises(RendezvousStateError, match=r"node n1 has the attribute nproc:.*rename that attribute"):
-        ranks_of(0, [participant(0, nproc="1"), participant(1, nproc=nproc)], 1)
+        process_ranks(0, [participant(0, nproc="1"), participant(1, nproc=nproc)], 1)
 
 
 async def test_payload_and_attributes_are_kept_beside_the_number_of_processes(server: str) -> None:
@@ -464,9 +464,9 @@ async def test_the_error_that_a_process_raised_is_printed_with_its_exit_status(s
 )
 def test_an_error_file_is_read_or_ignored(tmp_path: Path, written: str, raised: str) -> None:
     file = tmp_path / "error.json"
-    assert exception_in(file) == ""
+    assert exception_from_file(file) == ""
     file.write_text(written, encoding="utf-8")
-    assert exception_in(file) == raised
+    assert exception_from_file(file) == raised
 
 
 @pytest.mark.parametrize(

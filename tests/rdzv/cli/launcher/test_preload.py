@@ -201,7 +201,7 @@ async def test_processes_start_as_ever_if_the_process_that_forks_them_is_killed_
                     process = await Process.start(job, dict(environment), files=256, preloaded=server)
                     await process.wait()
                 assert process.status == 0
-                await process.release()
+                await process.finish_output()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

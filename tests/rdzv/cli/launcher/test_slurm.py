@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from rdzv.cli import main as command
-from rdzv.cli.launcher.slurm import expand_nodes, process_count, url_of
+from rdzv.cli.launcher.slurm import default_process_count, expand_node_list, slurm_url
 from rdzv.config.settings import parse
 from rdzv.errors import RendezvousSettingsError
 from tests.support.processes import free_port, start_python
@@ -30,13 +30,13 @@ STEP = {  # as Slurm 22.05 sets it, but for names and numbers
 
 
 def test_every_task_of_a_step_makes_the_same_url() -> None:
-    url = url_of("slurm", STEP)
+    url = slurm_url("slurm", STEP)
     parts, settings = urlsplit(url), parse(url, {}, {})
     assert (parts.hostname, parts.port, parts.path) == ("gpu001", 23456, "/slurm-123456.0")
     assert (settings.min_nodes, settings.max_nodes, settings.node_id) == (4, 4, "gpu002")
     assert settings.expected == ("gpu001", "gpu002", "gpu003", "gpu017")
     assert dict(settings.attributes) == {"switch": "leaf7"}
-    other = url_of("slurm", {**STEP, "SLURMD_NODENAME": "gpu017"})
+    other = slurm_url("slurm", {**STEP, "SLURMD_NODENAME": "gpu017"})
     assert other.replace("gpu017", "").replace("gpu002", "") == url.replace("gpu017", "").replace("gpu002", "")
 
 
@@ -47,11 +47,11 @@ def test_a_job_that_was_requeued_has_a_run_of_its_own(word: str, restarts: str, 
     job.
     """
     step = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", **({"SLURM_RESTART_COUNT": restarts} if restarts else {})}
-    assert urlsplit(url_of(word, step)).path == f"/slurm-{run_id}"
+    assert urlsplit(slurm_url(word, step)).path == f"/slurm-{run_id}"
 
 
 def test_given_parameters_take_precedence_and_attributes_are_joined() -> None:
-    given = parse_qs(urlsplit(url_of("slurm?min_nodes=2&attributes=rack:r1", STEP)).query)
+    given = parse_qs(urlsplit(slurm_url("slurm?min_nodes=2&attributes=rack:r1", STEP)).query)
     assert given["min_nodes"] == ["2"]
     assert given["max_nodes"] == ["4"]
     assert given["attributes"] == ["rack:r1,switch:leaf7"]
@@ -59,8 +59,8 @@ def test_given_parameters_take_precedence_and_attributes_are_joined() -> None:
 
 def test_an_allocation_without_topology_or_gpus_will_do() -> None:
     least = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}
-    assert url_of("slurm", least) == "tcp://a:20007/slurm-7.0?min_nodes=1&max_nodes=1&expected=a"
-    assert (process_count(STEP), process_count(least)) == (8, 1)
+    assert slurm_url("slurm", least) == "tcp://a:20007/slurm-7.0?min_nodes=1&max_nodes=1&expected=a"
+    assert (default_process_count(STEP), default_process_count(least)) == (8, 1)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,13 @@ def test_an_allocation_without_topology_or_gpus_will_do() -> None:
     ],
 )
 def test_lists_of_nodes_are_expanded_as_slurm_writes_them(names: str, expected: list[str]) -> None:
-    assert list(expand_nodes(names)) == expected
+    assert list(expand_node_list(names)) == expected
 
 
 @pytest.mark.parametrize("names", ["n[3-1]", "gpu[1-", "gpu[1-2", "gpu[-1]", "gpu[1-99999999]"])
 def test_an_invalid_list_of_nodes_is_refused(names: str) -> None:
     with pytest.raises(RendezvousSettingsError, match="nodes"):
-        list(expand_nodes(names))
+        list(expand_node_list(names))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_task_that_is_not_the_only_one_of_its_node_gets_an_error_with_the_reme
     change: dict[str, str], message: str
 ) -> None:
     with pytest.raises(RendezvousSettingsError, match=re.escape(message)):
-        url_of("slurm", {**STEP, **change})
+        slurm_url("slurm", {**STEP, **change})
 
 
 def test_slurm_takes_precedence_over_a_url_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,12 +118,12 @@ def test_a_store_of_several_nodes_needs_a_token_tls_or_insecure(word: str, envir
     bare = {name: value for name, value in STEP.items() if name != "RDZV_TOKEN"}
     for node in ("gpu001", "gpu003"):
         with pytest.raises(RendezvousSettingsError, match=re.escape('export RDZV_TOKEN="$(rdzv token)"')):
-            url_of("slurm", {**bare, "SLURMD_NODENAME": node})
-    assert urlsplit(url_of(word, bare | environment)).hostname == "gpu001"
+            slurm_url("slurm", {**bare, "SLURMD_NODENAME": node})
+    assert urlsplit(slurm_url(word, bare | environment)).hostname == "gpu001"
 
 
 def test_a_given_store_replaces_that_of_the_first_node() -> None:
-    url = url_of("slurm?store=etcd://a:2379,b:2379/&min_nodes=2", {**STEP, "RDZV_TOKEN": ""})
+    url = slurm_url("slurm?store=etcd://a:2379,b:2379/&min_nodes=2", {**STEP, "RDZV_TOKEN": ""})
     parts, given = urlsplit(url), parse_qs(urlsplit(url).query)
     assert (parts.scheme, parts.netloc, parts.path) == ("etcd", "a:2379,b:2379", "/slurm-123456.0")
     assert (given["min_nodes"], given["node_id"]) == (["2"], ["gpu002"])

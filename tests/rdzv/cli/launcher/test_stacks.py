@@ -98,7 +98,7 @@ async def test_a_process_that_ends_during_the_request_is_reported_as_not_answeri
         await asyncio.sleep(0)  # the dump is under way now
         process.kill()
         process.wait()
-        stacks.forget_ended()
+        stacks.remove_ended_files()
         assert f"process {process.pid} does not answer" in await asked
 
 
@@ -140,7 +140,7 @@ async def asked(*arguments: str) -> int:
     """Run `rdzv stacks` in this process."""
     options = command._parse(["stacks", *arguments])
     assert options is not None
-    return await command.command_named("stacks").run(options)
+    return await command.load_command("stacks").run(options)
 
 
 async def test_rdzv_stacks_shows_where_a_node_hangs_and_the_launcher_logs_it_before_it_kills(

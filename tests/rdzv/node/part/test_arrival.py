@@ -13,13 +13,13 @@ def arrival(*, in_state: State) -> Arrival[str]:
     made: Arrival[str] = Arrival()
     made.lease = "lease"
     if in_state is not State.ABSENT:
-        made.send(RECORD)
+        made.on_send(RECORD)
     if in_state not in (State.ABSENT, State.SENT):
-        assert made.written(7)
+        assert made.on_written(7)
     if in_state in (State.TAKEN_IN, State.WITHDRAWN):
-        made.accepted()
+        made.on_accepted()
     if in_state is State.WITHDRAWN:
-        made.withdraw()
+        made.on_withdraw()
     return made
 
 
@@ -48,7 +48,7 @@ def test_a_transition_outside_the_table_is_an_error_and_changes_nothing(state: S
 def test_a_record_is_sent_only_on_a_lease_that_is_kept() -> None:
     one: Arrival[str] = Arrival()
     with pytest.raises(AssertionError, match="on a lease that is kept"):
-        one.send(RECORD)
+        one.on_send(RECORD)
     assert one.state is State.ABSENT
 
 
@@ -56,23 +56,23 @@ def test_a_written_record_is_current_at_its_revision_until_it_is_withdrawn() -> 
     one = arrival(in_state=State.STANDING)
     assert one.record == RECORD.replace(arrival=7)
     assert (one.revision, one.is_current(7), one.is_current(6)) == (7, True, False)
-    one.withdraw()
+    one.on_withdraw()
     assert not one.is_current(7)
 
 
-@pytest.mark.parametrize("how", ["lease_lost", "withdraw"])
+@pytest.mark.parametrize("how", ["on_lease_lost", "on_withdraw"])
 def test_the_answer_is_ignored_if_the_arrival_ended_while_the_record_was_under_way(how: str) -> None:
     one = arrival(in_state=State.SENT)
     assert one.in_doubt
     getattr(one, how)()
-    assert not one.written(7)
-    assert (one.state, one.lease) == ((State.ABSENT, None) if how == "lease_lost" else (State.WITHDRAWN, "lease"))
+    assert not one.on_written(7)
+    assert (one.state, one.lease) == ((State.ABSENT, None) if how == "on_lease_lost" else (State.WITHDRAWN, "lease"))
     assert one.record is None
 
 
 def test_a_member_whose_arrival_is_refused_is_still_a_member() -> None:
     one = arrival(in_state=State.TAKEN_IN)
-    one.send(RECORD)
-    one.refused()
+    one.on_send(RECORD)
+    one.on_refused()
     assert one.state is State.TAKEN_IN
     assert one.is_current(7)

@@ -12,7 +12,7 @@ import pytest
 from rdzv.core.state import Closed
 from rdzv.errors import RendezvousClosedError, RendezvousGracefulExitError, RendezvousSettingsError
 from rdzv.node.link.store_session import StoreSession
-from rdzv.node.member.arrival_writer import TTL_MOST, new_record, node_ttl
+from rdzv.node.member.arrival_writer import TTL_MOST, new_record, node_lease_ttl
 from store import Create, Limits, Put
 from store.messages import Request, Transact
 from tests.rdzv.node.part.parts import KEYS, part_of
@@ -37,14 +37,14 @@ class AwayStore:
     def time(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def on_connection(self, callback: Any) -> None:
+    def on_connection_change(self, callback: Any) -> None:
         self.callbacks.append(callback)
 
-    def limit_pauses(self, remaining: Any) -> None:
+    def cap_retry_pauses(self, remaining: Any) -> None:
         """Do nothing: this store never reconnects."""
 
     def come_back(self, *, observed_address: str, ends: tuple[str, str] | None = None) -> None:
-        self.connected, self.observed_address, self.ends = True, observed_address, ends
+        self.connected, self.observed_address, self.end_addresses = True, observed_address, ends
         for callback in self.callbacks:
             callback(True)
 
@@ -91,7 +91,7 @@ async def test_a_disconnected_node_waits_until_the_store_tells_its_address() -> 
 def test_a_lease_is_long_enough_to_be_renewed_in_time(
     asked: float, round_trip: float, lapses: int, most: float, ttl: float
 ) -> None:
-    assert node_ttl(asked, round_trip=round_trip, lapses=lapses, most=most) == ttl
+    assert node_lease_ttl(asked, round_trip=round_trip, lapses=lapses, most=most) == ttl
 
 
 async def test_no_lease_grows_beyond_the_stores_limit() -> None:

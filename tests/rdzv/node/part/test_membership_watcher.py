@@ -37,7 +37,7 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
     part.arrival = cast(
         "Any",
         SimpleNamespace(
-            lease=SimpleNamespace(id=5), revision=0, accepted=int, state=State.TAKEN_IN, record=None, began=1
+            lease=SimpleNamespace(id=5), revision=0, on_accepted=int, state=State.TAKEN_IN, record=None, began=1
         ),
     )
     answers: list[Any] = []
@@ -163,7 +163,7 @@ async def test_a_record_that_is_gone_ends_the_membership(stored: str, state: Sta
         watcher, link = watcher_of(
             client,
             SimpleNamespace(
-                record=record, state=state, is_current=lambda _: current, removed=lambda: said.append("removed")
+                record=record, state=state, is_current=lambda _: current, on_removed=lambda: said.append("removed")
             ),
             end_membership=lambda why, dropped: said.append((why.partition(";")[0], dropped)),
             listeners=SimpleNamespace(notify=lambda: said.append("told")),

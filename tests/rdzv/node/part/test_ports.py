@@ -16,7 +16,7 @@ import pytest
 from rdzv.errors import RendezvousConnectionError
 from rdzv.node.link.ports import HeldPort
 from store.net.dialing import describe
-from store.net.sockets import bound_sockets
+from store.net.sockets import listen_on
 from tests.support.processes import ROOT
 from tests.support.runs import VirtualRun
 
@@ -92,7 +92,7 @@ def test_without_a_free_automatic_port_the_error_names_the_limit(monkeypatch: py
     with pytest.raises(RendezvousConnectionError, match=f"cannot promise a port for rank 0: {said}"):
         HeldPort().reserve()
     with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1 port 0: {said}"):
-        bound_sockets("127.0.0.1", 0)
+        listen_on("127.0.0.1", 0)
     assert describe(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")) == said
     monkeypatch.undo()
     no_address = "Cannot assign requested address"
@@ -145,7 +145,7 @@ sys.exit(subprocess.run([sys.executable, "-m", "rdzv", "run", url, "--", "true"]
 
 LACKING = """
 import os, resource, socket, subprocess, sys
-from rdzv.backends.bind_address import CannotAskError, accepting_targets
+from rdzv.backends.bind_address import CannotProbeError, accepting_targets
 from rdzv.node.link.ports import HeldPort, NoFreePortError
 
 targets = [(int(socket.AF_INET), ("127.0.0.1", 1))]
@@ -162,7 +162,7 @@ asks = lambda: accepting_targets(targets)
 for call in (asks, lambda: HeldPort().reserve(), lambda: HeldPort("1000-1001").reserve()):
     try:
         print(call())
-    except (CannotAskError, NoFreePortError) as error:
+    except (CannotProbeError, NoFreePortError) as error:
         print(error)
     if call is asks and sys.argv[1] == "files":
         os.open(os.devnull, os.O_RDONLY)  # none is free from now on

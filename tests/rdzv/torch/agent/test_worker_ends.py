@@ -46,7 +46,7 @@ class Told:
         self.heard.append(how)
 
     def follow(self, workers: dict[int, int]) -> Call[None]:
-        self.ends.follow(lambda: workers, self.raised.__getitem__)
+        self.ends.watch_workers(lambda: workers, self.raised.__getitem__)
         assert self.ends._waiting is not None
         return self.ends._waiting
 
@@ -55,7 +55,7 @@ class Told:
 def told() -> Iterator[Told]:
     told = Told()
     yield told
-    told.ends.forget()
+    told.ends.stop_watching()
     told.loop.leave()
 
 
@@ -82,7 +82,7 @@ def test_an_exit_status_and_an_exception_are_reported_too(sleeper: subprocess.Po
 def test_workers_that_the_agent_stops_are_not_reported(sleeper: subprocess.Popen[bytes], told: Told) -> None:
     """Neither after `forget`, nor while PyTorch stops them, which the watcher sees from the agent's stack."""
     waiting = told.follow({0: sleeper.pid})
-    told.ends.forget()
+    told.ends.stop_watching()
     assert waiting.over.wait(WITHIN)
     waiting = told.follow({0: sleeper.pid})
 

@@ -122,7 +122,7 @@ async def test_an_answer_that_comes_while_its_caller_is_cancelled_is_not_reporte
             callers.pop().cancel()
             raise grpc.aio.AioRpcError(grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), grpc.aio.Metadata())
 
-        monkeypatch.setattr(connection_room, "_answer", refused)
+        monkeypatch.setattr(connection_room, "_await_call", refused)
         callers = [asyncio.ensure_future(ask(connection))]
         done, _ = await asyncio.wait(callers)
         assert done.pop().cancelled()

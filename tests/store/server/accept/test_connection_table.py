@@ -53,11 +53,11 @@ def test_an_authenticated_client_makes_room_and_all_connections_count_until_they
     assert not scene.has_room(at=0.0)
     scene.table.mark_authenticated(first)
     assert scene.has_room(at=0.0)
-    assert (scene.table.strangers, len(scene.table.all), scene.table.bytes) == (1, 2, 200)
+    assert (scene.table.unauthenticated_count, len(scene.table.all), scene.table.bytes) == (1, 2, 200)
     for _ in range(2):
         scene.table.unregister(first)
     scene.table.unregister(second)
-    assert (scene.table.strangers, len(scene.table.all), scene.table.bytes) == (0, 0, 0)
+    assert (scene.table.unauthenticated_count, len(scene.table.all), scene.table.bytes) == (0, 0, 0)
 
 
 async def test_nothing_is_kept_of_the_handshake_timeout_after_authentication() -> None:
@@ -65,7 +65,7 @@ async def test_nothing_is_kept_of_the_handshake_timeout_after_authentication() -
     scene = Scene()
     who, hangs_up = scene.comes(), Somebody()
     kept = weakref.ref(hangs_up)
-    scene.table.time_limit(who, WITHIN, hangs_up.abort)
+    scene.table.limit_handshake(who, WITHIN, hangs_up.abort)
     del hangs_up
     assert kept() is not None
     scene.table.mark_authenticated(who)
@@ -111,11 +111,11 @@ LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}  # the last one as a server 
 def test_one_address_has_so_many_connections_and_loopback_any() -> None:
     scene = Scene(address_connections_max=2)
     there = {address: [scene.comes(address), scene.comes(address)] for address in LOOPBACK | {"10.0.0.1"}}
-    assert "address_connections_max" in (scene.table.refusal("10.0.0.1") or "")
+    assert "address_connections_max" in (scene.table.refusal_reason("10.0.0.1") or "")
     for address in LOOPBACK | {"10.0.0.2"}:
-        assert scene.table.refusal(address) is None
+        assert scene.table.refusal_reason(address) is None
     scene.table.unregister(there["10.0.0.1"][0])
-    assert scene.table.refusal("10.0.0.1") is None
+    assert scene.table.refusal_reason("10.0.0.1") is None
 
 
 class Timed:
@@ -128,7 +128,7 @@ class Timed:
         call_later: Callable[..., asyncio.TimerHandle] = self.loop.call_later
 
         def counted(delay: float, *arguments: object) -> asyncio.TimerHandle:
-            self.timers += getattr(arguments[0], "__name__", "") == "_close_late"
+            self.timers += getattr(arguments[0], "__name__", "") == "_close_overdue"
             return call_later(delay, *arguments)
 
         self.loop.call_later = counted  # type: ignore[method-assign,assignment]
@@ -139,7 +139,7 @@ class Timed:
         who = Somebody()
         self.table.register(who, "10.0.0.1")
         give_up = lambda: self.given_up.update({who: self.loop.time() - self._began})  # noqa: E731
-        self.table.time_limit(who, within, give_up, patiently=True)
+        self.table.limit_handshake(who, within, give_up, patiently=True)
         return who
 
 

@@ -14,7 +14,7 @@ import pytest
 import store
 import store.sync
 from store.limits import Limits
-from store.net.sockets import open_files
+from store.net.sockets import open_file_count
 from store.server.accept.connection_table import ConnectionTable
 from store.server.accept.listener import EndWhenAlone, TcpListener
 from store.server.server import SPARE_FILES
@@ -118,7 +118,7 @@ async def test_the_limit_of_files_is_restored_and_counts_open_files() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     files = [socket.socket() for _ in range(10)]
-    assert open_files() >= 10
+    assert open_file_count() >= 10
     for one in files:
         one.close()
 
@@ -139,7 +139,7 @@ async def test_no_client_is_accepted_between_being_alone_and_the_end() -> None:
 
 def test_a_server_that_is_to_stay_takes_clients_however_alone_it_has_been() -> None:
     end_when_alone = EndWhenAlone(lambda: True)
-    end_when_alone.check_clients()
+    end_when_alone.end_wait_if_alone()
     assert not end_when_alone.rejects_clients
 
 

@@ -128,7 +128,7 @@ async def test_a_cancelled_server_still_says_goodbye_with_a_pending_handshake(
             await stack.enter_async_context(standing(server.port, b"\x16"))
             client = await stack.enter_async_context(store.connect(server.url, tls=contexts[1]))
             lost = asyncio.Event()
-            client.on_connection(lambda _: lost.set())
+            client.on_connection_change(lambda _: lost.set())
             tasks.cancel_scope.cancel()
         await lost.wait()
         assert client.last_problem == "the server is leaving"

@@ -13,7 +13,7 @@ import pytest
 import store
 from store.limits import Limits
 from store.server.accept.connection_table import ConnectionTable
-from store.server.accept.tls import HANDSHAKE, HANDSHAKE_BYTES, HUNG_UP, RECORD_BYTES, TlsLayer, _describe
+from store.server.accept.tls import HANDSHAKE, HANDSHAKE_BYTES, HUNG_UP, RECORD_BYTES, TlsLayer, _describe_tls_error
 from tests.support.processes import require
 
 
@@ -231,7 +231,9 @@ async def test_a_hello_that_has_no_end_is_not_heard_out() -> None:
         conversation.feed(first if not fed else record + bytes(RECORD_BYTES))
         fed += RECORD_BYTES
     assert line.is_closing()
-    assert not conversation.table.strangers, "it has no place any more, though its socket may take long to close"
+    assert not conversation.table.unauthenticated_count, (
+        "it has no place any more, though its socket may take long to close"
+    )
     layer.connection_lost(ConnectionResetError())
     assert conversation.table.refused == 1
     assert HANDSHAKE_BYTES <= fed <= HANDSHAKE_BYTES + RECORD_BYTES
@@ -256,4 +258,4 @@ def test_the_words_of_a_failed_handshake(reason: str | None, message: str, words
     error = ssl.SSLError(1, message)
     if reason is not None:
         error.reason = reason
-    assert _describe(error) == words
+    assert _describe_tls_error(error) == words
