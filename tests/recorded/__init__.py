@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compare", "recordings", "write"]
 
-MODULES: Final = ("decisions", "rounds", "store_client", "store_disk", "store_engine", "store_protocol", "store_server")
+MODULES: Final = ("rounds", "store_engine", "store_protocol", "store_server")
 FOLDER: Final = Path(__file__).parent
 CONTEXT: Final = 5  # equal lines before the first difference
 SHOWN: Final = 15  # lines from there, of either

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgpack
 
 import rdzv
-from rdzv.bootstrap_check import Verdict
+from rdzv.bootstrap_check import ReachVerdict
 from rdzv.core.history import History, TimeOfDayNote
 from rdzv.core.round import Member, Participant, Round
 from rdzv.core.state import Ban, Closed, LostStore, NodeRecord, Progress, Unban
@@ -139,7 +139,7 @@ class Recorder(logging.Handler):
         if "/ranks/" in key or "/roster/" in key:
             return self.changed(key, (Member if "/ranks/" in key else Participant).unpack_all(value))
         if key.endswith("/reached"):
-            kind = Verdict
+            kind = ReachVerdict
         if kind is not None:
             told = self.changed(key, kind.unpack(value, **{name: OUTSIDE[name] for name in kind.outside}))
             return told.replace("node_id='', ", "")

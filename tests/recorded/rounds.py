@@ -26,7 +26,7 @@ from rdzv.errors import GiveUp
 from rdzv.node.handler import Handler
 from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
-from rdzv.testing.machines import NoPort, process_id_of
+from rdzv.testing.machines import FixedPort, process_id_of
 from rdzv.testing.timeline import START
 from store import StoreError
 from store.client.client import Watch
@@ -70,9 +70,9 @@ class SteadyNetwork(FaultyNetwork):
     def draw_latency(self) -> float:
         return self.latency
 
-    async def _delay(self, names: set[str]) -> None:
+    async def _delay_dial(self, names: set[str]) -> None:
         self.between(*sorted(names))
-        await super()._delay(names)
+        await super()._delay_dial(names)
 
     def new_pipe(self) -> SteadyPipe:
         return SteadyPipe(self)
@@ -87,7 +87,7 @@ class RecordedWatch(Watch):
 
     client: RecordedClient
 
-    def _push(self, events: list[Event]) -> None:
+    def _buffer_events(self, events: list[Event]) -> None:
         client = self._client
         assert isinstance(client, RecordedClient)
         sign = {"put": "", "delete": "-"}
@@ -98,7 +98,7 @@ class RecordedWatch(Watch):
             for one in events
         ]
         client.recorder.note(client.who, f"sees {' '.join(seen)}")
-        super()._push(events)
+        super()._buffer_events(events)
 
 
 class RecordedClient(HookedClient):
@@ -107,14 +107,14 @@ class RecordedClient(HookedClient):
     recorder: Recorder
     who: str
 
-    def ask(self, request: Any, *arguments: Any, **options: Any) -> Any:
+    def start_request(self, request: Any, *arguments: Any, **options: Any) -> Any:
         if not isinstance(request, Ping):
             self.recorder.note(self.who, self.recorder.request(request))
-        return super().ask(request, *arguments, **options)
+        return super().start_request(request, *arguments, **options)
 
-    def notify(self, request: Any) -> None:
+    def send_and_forget(self, request: Any) -> None:
         self.recorder.note(self.who, f"{type(request).__name__}")
-        super().notify(request)
+        super().send_and_forget(request)
 
     async def call(self, request: Any, **options: Any) -> Any:
         try:
@@ -172,7 +172,7 @@ class Play(VirtualRun):
         parsed = settings.parse(f"tcp://{self._hosts}/job", {"node_id": name, **self._parameters, **parameters}, {})
         open_store = partial(self.client, source, parsed.join_timeout)
         rng = random.Random(f"node {source}")
-        node = Node(parsed, loop=NodeLoop(), open_store=open_store, rng=rng, port=NoPort())
+        node = Node(parsed, loop=NodeLoop(), open_store=open_store, rng=rng, port=FixedPort())
         self._handlers[source] = handler = Handler(node, open_store=open_store)
         return handler
 
@@ -243,8 +243,8 @@ class Actor:
         if hasattr(result, "phase"):
             told = {name: one for name, one in report(result).items() if name not in NOT_SHOWN}
             return self.play.recorder.changed("status", told)
-        if hasattr(result, "plain"):
-            return self.play.recorder.changed("cost", result.plain())
+        if hasattr(result, "as_json"):
+            return self.play.recorder.changed("cost", result.as_json())
         return ", ".join(f"{name}={one}" if name else one for name, one in flat(result))
 
     async def join(self, times: int = 1, **settings: Any) -> None:
@@ -364,7 +364,7 @@ def play(name: str) -> list[str]:
         return recorder.now()
 
     with contextlib.ExitStack() as stack:
-        for warned in (stored._warn, settings._warn):
+        for warned in (stored._warn_once, settings._warn_once):
             warned.cache_clear()  # a warning comes once in a process
         for logger in (logging.getLogger("rdzv"), logging.getLogger("store")):
             logger.addHandler(recorder)

@@ -15,7 +15,7 @@ from store import messages
 from store.disk import rows
 from store.engine.engine import Engine
 from store.engine.keyspace import Chunk
-from store.engine.processes import ConnectionEnd
+from store.engine.processes import DisconnectKind
 from store.messages import Condition, Request, Target
 from tests.recorded.tables import constants, sections, text
 from tests.store.engine.test_limits import CASES
@@ -41,7 +41,7 @@ class Book:
     def write(self, what: str, response: object = None, deliveries: Any = ()) -> None:
         """Write a line."""
         state = self.engine.state
-        figures = {**self.engine.figures(), "requests": 0, "due": state.leases.next_due_in()}
+        figures = {**self.engine.figures(), "requests": 0, "due": state.leases.seconds_to_next_expiry()}
         counted = ("stored_bytes", "history_bytes", "parked_bytes", "replies_bytes", "unread_bytes")
         figures["memory_bytes"] -= sum(figures[name] for name in counted)  # of leases and sessions
         figures |= {
@@ -63,7 +63,7 @@ class Book:
                 "changes": text([event for events in facts.revisions for event in events]),
                 "replies": text(replies),
             }
-            told |= {"size": str(facts.size), "frees": text(facts.only_frees)}
+            told |= {"size": str(facts.size), "frees": text(facts.only_frees_space)}
             said.append(f" disk({', '.join(f'{name}={each}' for name, each in told.items() if each not in FEW)})")
         answer = "" if response is None else f" -> {text(response)}"
         self.lines.append(f"{what}{answer}{''.join(said)} {' '.join(new)}".rstrip())
@@ -110,7 +110,7 @@ class Book:
         waiting = {int(peer[1:]): since for peer, since in unheard.items()}
         self.write(f"after {seconds:g} {text(waiting)} {due}", None, self.engine.tick(now=self.now, unheard=waiting))
 
-    def leave(self, peer: int, how: ConnectionEnd) -> None:
+    def leave(self, peer: int, how: DisconnectKind) -> None:
         """Close a peer's connection."""
         self.works.pop(peer, None)
         self.connected.remove(peer)
@@ -121,9 +121,9 @@ class Book:
         """Begin another engine with the facts that were saved."""
         with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
             database.executescript(rows.SCHEMA)
-            database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.checksummed("store_id", self.engine.store_id))
-            rows.write(database, self.saved, number=len(self.saved))
-            self.engine = Engine.restore(rows.load(database), limits=self.engine.limits, now=self.now)
+            database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.with_checksum("store_id", self.engine.store_id))
+            rows.write_group(database, self.saved, number=len(self.saved))
+            self.engine = Engine.restore(rows.load_store(database), limits=self.engine.limits, now=self.now)
         self.connected.clear()
         self.works.clear()
         self.write("restart")
@@ -133,7 +133,7 @@ class Book:
         match step:
             case (int(peer), Request() as request, *rest):
                 self.ask(peer, request, *rest)
-            case (int(peer), ConnectionEnd() as how):
+            case (int(peer), DisconnectKind() as how):
                 self.leave(peer, how)
             case (int(peer), bytes(process)):
                 self.connect(peer, process=process)
@@ -182,7 +182,7 @@ def _condition(target: Target, key: str, expected: Any) -> Condition:
     return Condition(key=key, target=target, expected=expected)
 
 
-NAMES: dict[str, Any] = {**vars(messages), **ConnectionEnd.__members__}
+NAMES: dict[str, Any] = {**vars(messages), **DisconnectKind.__members__}
 TARGETS = ["MOD", "CREATED", "VALUE", "EXISTS", "OR_NONE"]  # as the tables call them
 NAMES |= {name: partial(_condition, target) for name, target in zip(TARGETS, Target, strict=True)}
 NAMES["pairs"] = itertools.pairwise
@@ -302,7 +302,7 @@ class Walk:
         elif peer in book.works:
             book.go_on(peer)
         elif dice < 0.21 and peer in book.connected:
-            book.leave(peer, r.choice(list(ConnectionEnd)))
+            book.leave(peer, r.choice(list(DisconnectKind)))
         elif peer not in book.connected:
             book.connect(peer, process=b"p%d" % r.choice((0, peer, 3)))
         elif dice < 0.23:

@@ -36,12 +36,12 @@ def run(generator: Iterator[Any]) -> list[Any]:
 
 def meet(server: ServerConnection, client: ClientConnection, **welcome: Any) -> list[Any]:
     """Return what both ends say up to the welcome."""
-    client.connected(nonce=b"c" * 16)
-    said = run(client.receive(server.greeting()))
+    client.start_connection(nonce=b"c" * 16)
+    said = run(client.receive(server.encode_greeting()))
     for hello in [each for each in said if isinstance(each, bytes)]:
         heard = run(server.receive(hello))
         said += heard
-        if server.greeted:
+        if server.is_authenticated:
             fields = {"session": 1, "address": "10.0.0.1", "revision": 5, **welcome}
             said += run(client.receive(server.welcome(**fields)))
     return said

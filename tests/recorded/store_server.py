@@ -1,4 +1,4 @@
-"""The server and its clients in virtual time: rows of their decisions, and seeded walks on a network in memory."""
+"""The server and its clients in virtual time: seeded walks on a network in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from store.engine.engine import Engine
 from store.server.server import Server
 from tests.recorded import store_engine
 from tests.recorded.store_engine import Walk
-from tests.recorded.tables import constants, evaluated, logged, sections, text
+from tests.recorded.tables import constants, logged, sections, text
 from tests.support.faults import FaultyDisk, FaultyJournal, FaultyNetwork
 from tests.support.limits import limits_with
 from tests.support.stores import Peer
@@ -39,12 +39,6 @@ def run(play: Callable[[list[str]], Coroutine[Any, Any, Any]]) -> list[str]:
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             runner.run(play(lines))
     return lines
-
-
-async def _rows(tables: tuple[str, ...], lines: list[str]) -> None:
-    names = {**store_engine.NAMES, "clock": asyncio.get_running_loop().time}
-    for section in tables:
-        await evaluated(TABLES[section], names, lines)
 
 
 async def in_this_thread(function: Callable[[], Any]) -> Any:
@@ -146,29 +140,19 @@ class ServedWalk:
 
     async def play(self) -> None:
         """Do many things, then end the server."""
-        self.server.begin()
+        self.server.start()
         self.server.on_request(lambda kind, outcome, _: self.lines.append(f"  done: {kind} {outcome}"))
         with contextlib.closing(self.network.listen("store", self.server.protocol)):
             for _ in range(135):
                 what = await self.step()
                 await asyncio.sleep(self.r.choice((0.0, 0.0, 0.0, 0.01, 0.01, 0.1, 0.3, 1.5)))
                 self.write_news(what)
-            await self.server.leave()
+            await self.server.shut_down()
             self.write_news("the server leaves")
 
 
 async def _walk(seed: int, lines: list[str], *, durable: bool) -> None:
     await ServedWalk(seed, lines, durable=durable).play()
-
-
-def rows() -> list[str]:
-    """Return the table's rows."""
-    return run(partial(_rows, ("decisions", "table")))
-
-
-def tls() -> list[str]:
-    """Return the rows of TLS and of the listener."""
-    return run(partial(_rows, ("tls",)))
 
 
 def walk_in_memory() -> list[str]:
@@ -181,4 +165,4 @@ def walk_on_disk() -> list[str]:
     return run(partial(_walk, 2, durable=True))
 
 
-RECORDINGS = {"rows": rows, "tls": tls, "in_memory": walk_in_memory, "on_disk": walk_on_disk}
+RECORDINGS = {"in_memory": walk_in_memory, "on_disk": walk_on_disk}
