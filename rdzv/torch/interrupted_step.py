@@ -36,7 +36,7 @@ class _BufferCopy(NamedTuple):
     def may_differ(self, buffer: torch.Tensor) -> bool:
         if buffer is not self.buffer or buffer.numel() <= ALWAYS_COPIED:
             return True
-        return self.version is None or _buffer_version(buffer) != self.version
+        return self.version is None or _version(buffer) != self.version
 
     def is_like(self, buffer: torch.Tensor) -> bool:
         kept = self.kept
@@ -70,11 +70,11 @@ class InterruptedStep:
         for name, buffer in model.named_buffers():
             copy = copies.get(name)
             if copy is None or not copy.is_like(buffer):
-                copy = _BufferCopy(buffer.detach().clone(), buffer, _buffer_version(buffer))
+                copy = _BufferCopy(buffer.detach().clone(), buffer, _version(buffer))
             elif copy.may_differ(buffer):
                 into.append(copy.kept)
                 of.append(buffer)
-                copy = copy._replace(buffer=buffer, version=_buffer_version(buffer))
+                copy = copy._replace(buffer=buffer, version=_version(buffer))
             now[name] = copy
         copy_tensors(into, of)
         self._models[model] = now
@@ -160,5 +160,5 @@ def _calls_closure_first(optimizer: Any) -> bool:
     return own and not isinstance(optimizer, torch.optim.LBFGS)
 
 
-def _buffer_version(buffer: torch.Tensor) -> int | None:
+def _version(buffer: torch.Tensor) -> int | None:
     return None if buffer.is_inference() else buffer._version
