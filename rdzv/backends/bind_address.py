@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
-ANSWERS_WITHIN: Final = 3.0  # seconds
+ANSWERS_WITHIN: Final = 3.0  # seconds for an address to accept
 NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
 NAMED_MOST: Final = 4  # addresses in a message
 TOKEN_BYTES: Final = 16
@@ -40,7 +40,7 @@ Target = tuple[int, tuple[Any, ...]]  # a socket family, and the argument of `so
 
 
 class NotResolvedError(RendezvousConnectionError):
-    """The URL's host is a name without an address, perhaps not yet."""
+    """The URL's host is a name that has no address, or not yet."""
 
 
 class PortTakenError(RendezvousConnectionError):
@@ -48,7 +48,7 @@ class PortTakenError(RendezvousConnectionError):
 
 
 class CannotProbeError(RendezvousConnectionError):
-    """This machine lacks ports or files to ask which addresses accept, perhaps not for long."""
+    """This machine has no free port or file to check which addresses accept; perhaps only for now."""
 
 
 class HostedElsewhereError(PortTakenError):
@@ -60,7 +60,7 @@ class BindAddress(NamedTuple):
 
     address: str  # an address or a name; "" for all interfaces
     foreign: tuple[Target, ...] = ()  # the host's addresses that belong to other machines
-    indirect: bool = False  # no address of the host is this machine's: a Service or NAT must forward here
+    indirect: bool = False  # the host's addresses are not this machine's: a Service or NAT must forward to it
 
 
 def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool) -> BindAddress:
@@ -137,7 +137,7 @@ def accepting_targets(targets: Sequence[Target], *, listen_on: int | None = None
     """Connect to all targets concurrently, and return those that accept.
 
     With `listen_on`, listen at that port, and return only the targets whose connections arrive here, with a
-    random token. If a client of the store connects during this check, it is disconnected, and retries. Raise
+    random token. A client of the store that connects during this check is disconnected, and retries. Raise
     `CannotProbeError` if this machine lacks resources, as that says nothing about a target.
     """
     word, reached = secrets.token_bytes(TOKEN_BYTES), set[int]()

@@ -208,7 +208,7 @@ class _TcpConnector:
         times = {"timeout": CALL_TIMEOUT, "connect_timeout": settings.join_timeout, "timeout_name": "join_timeout"}
         client = _tcp_client(self._dial, settings, self._credentials, rng=self._rng, **times)
         client.on_connection_change(self._note_connection)
-        # Start a hosted store outside of the limit below: nodes that count for the limit may wait for that store.
+        # A hosted store was started before `limit_concurrency`: other nodes inside the limit may wait for this store.
         try:
             async with self.node.loop.limit_concurrency():
                 connected = await client.__aenter__()
@@ -220,7 +220,7 @@ class _TcpConnector:
         return connected
 
     def _note_connection(self, connected: bool) -> None:
-        """When connected, end the search for a host; when disconnected from one of several hosts, search again."""
+        """At a connection, end the search for a host; at a loss, if the URL has several hosts, search again."""
         if connected and self._hosting is not None:
             self._hosting.note_store_found()
         elif isinstance(self._hosting, HostSuccession) and self.node.needs_store:

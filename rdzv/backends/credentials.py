@@ -81,7 +81,7 @@ class Credentials:
         return self.client_tls()
 
     def _read_files(self) -> list[bytes | None]:
-        """Return the contents of the files, the token's first; None for each unset or unreadable file."""
+        """Return the contents of the files, the token's file first; None for each unset or unreadable file."""
         found: list[bytes | None] = []
         for path in (self._settings.token_file, self._settings.ca, self._settings.cert, self._settings.key):
             try:
@@ -105,7 +105,7 @@ class Credentials:
         return None if self.token is None else current_token
 
     def read_token(self) -> bytes | None:
-        """Return the token in its file, or the given one."""
+        """Return the token from its file, or the token given by value."""
         path = self._settings.token_file
         return token_bytes(self._settings.token if path is None else _read_secret(f"token_file={path!r}", path))
 
@@ -125,7 +125,7 @@ class Credentials:
                 self._renew()
             connection.context = self._server_tls
 
-        context.sni_callback = choose_context  # OpenSSL calls `choose` also if the client names no server
+        context.sni_callback = choose_context  # called even if the client names no server
         return context
 
     def _load_server_context(self, cert: str) -> ssl.SSLContext:

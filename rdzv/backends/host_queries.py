@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from store.net.racing import Resolved
 
-ANSWERS_WITHIN: Final = 3.0  # seconds
-ASK_AGAIN_AFTER: Final = 0.2  # seconds
-ATTEMPT: Final = 0.4  # seconds, at least, for hosts to answer at a reconnect, whose attempts take half a second
+ANSWERS_WITHIN: Final = 3.0  # seconds for a host to answer
+ASK_AGAIN_AFTER: Final = 0.2  # seconds between searches
+ATTEMPT: Final = 0.4  # seconds, the least limit for answers at a reconnect; its attempts take half a second
 FRAME_HEAD_BYTES: Final = 4
 # Of the answers at a host's addresses, the first in this order counts.
 PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}
@@ -71,7 +71,7 @@ class Host:
         """Ask each address of the host's name, until one serves; the host refuses only if all addresses refuse.
 
         An address that leads to this process's own candidate, of the name `own`, counts as refusing. If a candidate
-        answers, send `word` to it.
+        answers, send it `word`.
         """
         replies: list[Reply] = []
         with anyio.move_on_after(within):
@@ -118,12 +118,12 @@ class Host:
                 sock.close()
 
     async def send_lost_report(self, word: LostReport, tls: ssl.SSLContext | None) -> bool:
-        """Send an operator's word to the candidate at this host; return True if it was accepted."""
+        """Send a report to the candidate at this host; return True if the candidate accepted it."""
         return (await self.ask(tls, word=word)).answer is Answer.CANDIDATE
 
 
 class LostReport(NamedTuple):
-    """An operator's word that a host is lost, authenticated by the token."""
+    """An operator's report that a host is lost, authenticated by the token."""
 
     host: str
     token: bytes | None
@@ -147,7 +147,7 @@ def _parse_reply(said: Greeting | Rejection) -> Reply:
         return Reply(Answer.SERVES, said.store_id)
     if said.kind == CANDIDATE:
         return Reply(Answer.CANDIDATE, said.message)
-    return Reply(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a rejection by a full server means: it serves
+    return Reply(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # also a full server, which rejects us, serves
 
 
 async def ask_all(
@@ -160,7 +160,7 @@ async def ask_all(
 
 
 async def _until_one_serves(replies: list[Reply], questions: Sequence[Callable[[], Awaitable[Reply]]]) -> None:
-    """Ask concurrently, until a reply is that a store serves; set each reply in the list when it comes."""
+    """Ask concurrently, until a host serves; put each reply into the list."""
 
     async def ask(place: int) -> None:
         replies[place] = await questions[place]()
@@ -185,7 +185,7 @@ def explain_answers(hosts: Sequence[Host], found: Sequence[Reply]) -> str:
 
 
 class MultiHostDial(TcpDialer):
-    """A client's connections to the one of several hosts that serves the store."""
+    """Connects a client to the one of several hosts that serves the store."""
 
     def __init__(self, settings: Settings, credentials: Credentials) -> None:
         hosts, secure = settings.endpoint.hosts, settings.uses_tls
@@ -195,7 +195,7 @@ class MultiHostDial(TcpDialer):
         self._within = ANSWERS_WITHIN
 
     async def choose_addresses(self, context: ssl.SSLContext | None) -> None:
-        """Find the host that serves; else raise ConnectionRefusedError if all refuse or have ended, or an OSError."""
+        """Find the host that serves; raise ConnectionRefusedError if all refuse or have ended, or another OSError."""
         began = time.monotonic()
         found = await ask_all(self.hosts, context, within=self._within)
         for host, asked in zip(self.hosts, found, strict=True):
@@ -237,7 +237,7 @@ def find_serving_host(dial: MultiHostDial, *, within: float) -> None:
 
 
 async def ask_hosts_for_answers(settings: Settings, credentials: Credentials) -> dict[str, Reply]:
-    """Return the reply of each host; empty if the URL has only one."""
+    """Return the reply of each host; empty if the URL has only one host."""
     if not settings.endpoint.has_successors:
         return {}
     dial = MultiHostDial(settings, credentials)

@@ -1,4 +1,4 @@
-"""When a node starts the embedded store, and when the node ends the store.
+"""Decides when a node starts the embedded store, and when the node ends it.
 
 A node on the machine of the URL's host starts the store when it first looks for a store and no process listens yet. A
 node never starts a store on a reconnect: a live run must not get a second, empty store.
@@ -6,7 +6,7 @@ node never starts a store on a reconnect: a live run must not get a second, empt
 The store dies with its host's process. After the host's own node has left, the store stays until no other client is
 connected, for at most `close_timeout`.
 
-New nodes must not join in a store that is shutting down. So its host first writes a key that forbids joining. A
+New nodes must not join a run in a store that is shutting down. So its host first writes a key that forbids joining. A
 rejected node looks for another store (`Node`); one of the rejected nodes starts it once the port is free.
 """
 
@@ -106,10 +106,10 @@ class HostedStore:
         ttl = self._linger + ENDING_TTL
         try:
             async with open_client(MEETS_WITHIN) as client:
-                await client.put(self._keys.ending, b"", ttl=ttl)  # first, so that no run begins unlisted
+                await client.put(self._keys.ending, b"", ttl=ttl)  # first: no run may begin after the listing below
                 for run in {self._keys, *await read_nodes_of_all_runs(client)}:
                     await client.put(run.moving, b"", ttl=ttl)
-        except StoreError as error:  # do not hand over: nodes could meet here and at the next host
+        except StoreError as error:  # do not hand over: nodes could meet both here and at the next host
             log.warning("the store at %s ends at once, as it cannot say so to its nodes: %s", self.server.url, error)
             return
         self.server.end_when_alone.reject_new_clients()
@@ -248,10 +248,7 @@ class StoreStarter(ABC):
 
 
 class OneHostStarter(StoreStarter):
-    """Decides whether this process starts the store at the URL's one host, when its node first looks for the store.
-
-    If the URL's name has no address yet, or if the port is taken, `OneHostStarter` tries again until a store is found.
-    """
+    """Decides whether this process starts the store at the URL's one host, when its node first looks for the store."""
 
     async def begin(self) -> None:
         """Start the store if this process should; only the first call may start it: see `begin_again`."""
@@ -259,7 +256,7 @@ class OneHostStarter(StoreStarter):
             await super().begin()
 
     async def begin_again(self) -> None:
-        """Let the next `begin` decide again: the store found is shutting down, and has rejected this node."""
+        """Let the next `begin` decide again, as the store found is shutting down and has rejected this node."""
         if self._task is not None and not self.is_hosting:
             self.note_store_found()
             await asyncio.wait([self._task])

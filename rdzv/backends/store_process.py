@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
-POLL_EVERY: Final = 0.1  # seconds
+POLL_EVERY: Final = 0.1  # seconds between questions whether clients are connected
 ENDS_WITHIN: Final = 15.0  # seconds for an answer or for the process's end, or it counts as ended; a server ends in 10
 ERRORS: Final = (StoreUsageError, RendezvousSettingsError, OSError)
 NOT_STARTED: Final = "the store's process has ended, or has not answered within join_timeout"
@@ -187,7 +187,7 @@ def main(numbers: list[int]) -> None:
 
 
 def _send(lines: TextIO, what: object) -> None:
-    with contextlib.suppress(OSError):  # the other process has ended, which also ends reading from `lines`
+    with contextlib.suppress(OSError):  # the other process has ended; reading `lines` ends, too
         lines.write(json.dumps(what) + "\n")
         lines.flush()
 

@@ -1,4 +1,4 @@
-"""Makes this process the next host of a store whose URL lists several, by the rule of `core.hosts.succession`.
+"""Makes this process the next host of a store whose URL lists several hosts, by `core.hosts.succession`.
 
 A node whose machine is in the list takes part whenever there is no store: when it first looks for one, and after the
 serving process has died. A candidate listens, and tells each client that it is a candidate. Once the candidate may
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
-ASK_EVERY: Final = (0.02, 0.06)  # seconds between questions, at random; short, as all nodes wait for the host
+ASK_EVERY: Final = (0.02, 0.06)  # seconds between questions to hosts, at random; short, as all nodes wait
 PAUSE_SHARE: Final = 0.05  # pauses grow to this share of the time without a store, as thousands of nodes may ask
 PAUSE_MOST: Final = 1.0  # seconds
 ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then the host is asked again
-LOST_ANSWERS_WITHIN: Final = 0.2  # the same after `rdzv lost`, which has itself waited for an answer
+LOST_ANSWERS_WITHIN: Final = 0.2  # the same after `rdzv lost`, which has waited for the host already
 CONNECTS_WITHIN: Final = 0.3  # seconds for this node to connect to a host that serves
-SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also the time for an operator's word to arrive
+SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also the time for a report of `rdzv lost` to arrive
 
 
 class HostSuccession(StoreStarter):
@@ -64,10 +64,10 @@ class HostSuccession(StoreStarter):
         dial = MultiHostDial(settings, credentials)
         self._hosts, self._first_tls = dial.hosts, dial.tls
         self._lost: set[str] = set()  # hosts that an operator has reported as lost
-        self._until_word = anyio.CancelScope()  # a candidate's questions and pause; an operator's word ends them
+        self._until_word = anyio.CancelScope()  # a candidate's questions and pause; `rdzv lost` ends them
         self.may_host: Callable[[float], bool] = lambda _: True  # see `Node.may_host`
         self._since = -math.inf  # when this process began to look for a store
-        self._said = (-math.inf, "")  # when the last warning was logged, and why no host served
+        self._said = (-math.inf, "")  # the time of the last warning, and its reason
 
     async def _start_or_find_store(self) -> HostedStore | None:
         self._since = anyio.current_time()
@@ -113,7 +113,7 @@ class HostSuccession(StoreStarter):
         return self._credentials.client_tls() or self._first_tls if self._settings.uses_tls else None
 
     async def _find_own_place(self, answers: Sequence[Answer]) -> tuple[int, BindAddress] | None:
-        """Return the index and address of the first refusing host that is here; None if a candidate precedes it."""
+        """Return this machine's first refusing host, by index and address; None if a candidate precedes it."""
         for place, answer in enumerate(answers):
             if answer is Answer.CANDIDATE:
                 return None
@@ -183,7 +183,7 @@ class HostSuccession(StoreStarter):
 
     @contextlib.asynccontextmanager
     async def _answer_callers(self, sockets: Sequence[socket.socket], name: str) -> AsyncIterator[None]:
-        """During the context, answer each connection as a candidate, and accept an operator's word."""
+        """During the context, answer each connection as a candidate, and accept an operator's report of a lost host."""
         said = encode_rejection(Rejection(CANDIDATE, name))
 
         async def answer_caller(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,7 +1,7 @@
-"""The description of a subcommand of `rdzv`, the arguments that several subcommands share, and the code that runs one.
+"""Describes and runs the subcommands of `rdzv`, and defines the arguments that several of them share.
 
-The exit statuses are 0 to 5, from DONE to NO_CONNECTION. `rdzv run` exits with the status of the user's command, and
-for its own errors with 120 to 124 instead of 1 to 5.
+The exit statuses are 0 to 5, from DONE to NO_CONNECTION. `rdzv run` exits with the status of the user's command,
+or for its own errors with 120 to 124 instead of 1 to 5.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Run: TypeAlias = "Callable[[argparse.Namespace], Coroutine[Any, Any, int]]"
 
 
 class Argument:
-    """One argument of a subcommand: the arguments of argparse's `add_argument`."""
+    """One argument of a subcommand, as argparse's `add_argument` takes it."""
 
     def __init__(self, *names: str, **settings: Any) -> None:
         self.names = names
@@ -64,7 +64,7 @@ class Argument:
 def option(
     named: str, kind: Callable[[str], Any] | None, help: str, *, default: Any = None, **settings: Any
 ) -> Argument:
-    """Describe an option with a value; `named` has the names of option and value, as in `--grace SECONDS`."""
+    """Describe an option with a value; `named` is the option and its value's name, as `--grace SECONDS`."""
     *names, metavar = named.split(" ")
     shown = f"{default:g}" if isinstance(default, float) else default
     told = f"{help} (default: {shown})" if default not in (None, ()) else help
@@ -81,14 +81,14 @@ class Command:
     """A subcommand of `rdzv`."""
 
     name: str
-    help: str  # the help text, without a capital letter and a full stop
+    help: str  # without a capital letter and a full stop
     run: Run
     arguments: tuple[Argument, ...] = ()
     usage: str | None = None  # replaces argparse's usage line if that is wrong
     means_url: Callable[[str], bool] = lambda word: "://" in word
     takes_command: bool = False  # True if a user's command follows after "--"; `options.words` has it
-    ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # maps an error's status
-    limited: bool = False  # True if `--timeout` limits the whole command; else the command applies it itself
+    ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # changes an error's exit status
+    limited: bool = False  # True if `--timeout` limits the whole command; else the function `run` applies it
 
     @property
     def takes_url(self) -> bool:
@@ -173,11 +173,11 @@ def run_command(command: Command, options: argparse.Namespace) -> int:
 
 
 ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-AGAIN_AFTER: Final = 1.0  # seconds; an earlier repetition of a signal is ignored
+AGAIN_AFTER: Final = 1.0  # seconds; a signal that is repeated sooner is ignored
 
 
 def _reset_signals() -> None:
-    """Unblock signals that the parent has blocked, and do not ignore SIGCHLD, or children have no exit status."""
+    """Unblock signals that the parent has blocked; stop ignoring SIGCHLD, or children have no exit status."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
@@ -191,7 +191,7 @@ def handle_signal(number: signal.Signals, callback: Callable[..., object], *argu
 
 
 def _cancel_on_ctrl_c() -> None:
-    """Cancel the command at Ctrl-C; end this process at another signal of `ENDING`, a second or more later."""
+    """Cancel the command at Ctrl-C; end this process at a signal of `ENDING` a second or more after that."""
     wish, task, was_told = SignalFilter(), asyncio.current_task(), False
 
     def cancel_or_exit(number: signal.Signals) -> None:
@@ -203,16 +203,16 @@ def _cancel_on_ctrl_c() -> None:
             assert task is not None, "a command runs in one"
             task.cancel()
             for other in ENDING:
-                if signal.getsignal(other) is signal.SIG_DFL:  # the command does not handle it
+                if signal.getsignal(other) is signal.SIG_DFL:  # the command does not handle this signal
                     handle_signal(other, cancel_or_exit, other)
 
     handle_signal(signal.SIGINT, cancel_or_exit, signal.SIGINT)
 
 
 class SignalFilter:
-    """Ignores signals that are repeated within a second, as `timeout` and Slurm send them twice."""
+    """Ignores a signal that is repeated within a second: `timeout` and Slurm send each signal twice."""
 
-    heeded_at: ClassVar[float] = -math.inf  # when this process last obeyed one of `ENDING`
+    heeded_at: ClassVar[float] = -math.inf  # when this process last accepted a signal of `ENDING`
 
     def __init__(self) -> None:
         self._number = 0
@@ -240,7 +240,7 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
         # the default actions, and the second signal would kill this process.
         if SignalFilter.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
-            _set_end_handlers(_exit_if_repeated)  # ends this process if Python waits at exit for a reader of its output
+            _set_end_handlers(_exit_if_repeated)  # else unread output would keep Python from exiting
             signal.set_wakeup_fd(-1)
             atexit.register(_set_end_handlers, signal.SIG_IGN)
 

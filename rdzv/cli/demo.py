@@ -74,7 +74,7 @@ def _exit_with_director() -> None:
 
 
 class _DemoFailed(Exception):
-    """A step of the demo had another result than was promised."""
+    """A step of the demo had a wrong result."""
 
 
 class _NodeProcess:
@@ -118,7 +118,7 @@ class _DemoDirector:
         self._tell(f"{(time.monotonic() - self._began) * 1000:7.0f} ms  {text}")
 
     async def start_node(self, name: str, url: str, *, what: str = "starts") -> None:
-        # A session of its own keeps Ctrl-C from the node, which would print a traceback: the director ends the node.
+        # In its own session the node gets no Ctrl-C, at which it would print a traceback. The director ends the node.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rdzv.cli.demo", name, url),
             stdin=PIPE,
@@ -148,7 +148,7 @@ class _DemoDirector:
         return heard
 
     async def expect_round(self, number: int, names: set[str]) -> float:
-        """Verify that exactly these nodes form a round with correct sums; return when all have."""
+        """Verify that exactly these nodes form a round with correct sums; return the latest node's time."""
         heard = await self.wait_for_reports(names, "round")
         size = len(names)
         total = [size * (size + 1) / 2] * VECTOR
@@ -188,7 +188,7 @@ async def _play_demo(director: _DemoDirector) -> None:
         survivors = everyone - {VICTIM}
         killed_at = director.kill_node(VICTIM)
         over = await director.wait_for_reports(survivors, "over")
-        # A slow node's reason may be that the others meet again, but at least one node must name the victim.
+        # A slow node may only report that the other nodes meet again, but at least one node must name the victim.
         if not any(VICTIM in said["reason"] for said in over.values()):
             raise _DemoFailed(f"nobody misses {VICTIM}: {over}")
         told = max(said["at"] for said in over.values()) - killed_at

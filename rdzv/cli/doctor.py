@@ -43,8 +43,8 @@ STEPS = 3  # looking up, connecting and greeting get an equal part of `--timeout
 PINGS = 5
 SLOW = 0.25  # seconds; a median answer time above this is bad: a quarter of the default `disconnect_ttl`
 LEASE_TTL = 30.0
-LEASE_WATCHED = 1.0  # seconds
-CLOCK_OFF = 0.25  # seconds by which two clocks may differ, besides the round trips
+LEASE_WATCHED = 1.0  # seconds between two readings of a lease's remaining time
+CLOCK_OFF = 0.25  # seconds by which two clocks may differ, plus two round trips
 ETCD_34, ETCD_35 = (3, 4, 22), (3, 5, 6)  # the first releases of etcd 3.4 and 3.5 that lose no data
 PROVES: Final = ", so no store is there, unless a proxy, a load balancer or a firewall has answered"
 IF_SILENT: Final = (
@@ -185,7 +185,7 @@ async def _check_name(host: str, port: int, checks: list[Check], *, timeout: flo
 
 
 async def _check_other_machines(host: str, port: int, checks: list[Check]) -> None:
-    """Report addresses of `host` that belong to several machines: each would start a store."""
+    """Report a `host` whose addresses belong to several machines: each machine would start a store."""
     with contextlib.suppress(OSError):
         ours, others = await anyio.to_thread.run_sync(split_own_addresses, host, port)
         if ours and others:
@@ -194,14 +194,14 @@ async def _check_other_machines(host: str, port: int, checks: list[Check]) -> No
 
 
 async def _dial(host: str, port: int, addresses: list[str], timeout: float, *, etcd: bool) -> tuple[str, Check]:
-    """Try the addresses in turn; return this machine's address in the first connection, or "", and the result."""
+    """Connect to the first address that accepts; return the connection's local address, or "", and the check."""
     problems = []
     for address in addresses:
         at = host_and_port(address, port)
         try:
             with anyio.fail_after(timeout / len(addresses)):
                 async with await anyio.connect_tcp(address, port) as stream:
-                    own_address = str(stream.extra(SocketAttribute.local_address)[0])  # noqa: S610  it is not Django's
+                    own_address = str(stream.extra(SocketAttribute.local_address)[0])  # noqa: S610  not Django's `extra`
                     return own_address, Check("port", f"{at} can be reached")
         except TimeoutError:
             problems.append(f"{at} does not answer: a firewall, or a machine that is down")
@@ -214,7 +214,7 @@ async def _dial(host: str, port: int, addresses: list[str], timeout: float, *, e
 
 
 def check_gloo_address(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
-    """Check that gloo will listen on `leads_there`, the address from which this host reaches the store."""
+    """Check that gloo will listen on `leads_there`, this host's address in connections to the store."""
     if chosen:
         return Check("gloo", f"GLOO_SOCKET_IFNAME={chosen}")
     if leads_there in own[:1]:

@@ -1,7 +1,4 @@
-"""The `rdzv` command: the table of subcommands, and the parser.
-
-A module of subcommands is imported when a subcommand of it is used.
-"""
+"""The `rdzv` command: the table of subcommands, whose modules are imported when needed, and the parser."""
 
 from __future__ import annotations
 

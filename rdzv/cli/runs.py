@@ -1,6 +1,6 @@
 """The subcommands for a store with many runs: ping, runs, forget, stats.
 
-These subcommands read the store's keys directly, so they also list and delete runs that no node can join any more.
+They read the store's keys directly, so they also list and delete runs that no node can join any more.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ async def _delete_run_keys(client: store.Store, keys: Keys) -> int:
     entries = await client.list(keys.root, keys_only=True)
     leases = {entry.lease for entry in entries}
     round = await client.get(keys.round)
-    if round is not None:  # `entries` may have no key on the lease of this round's shared store
+    if round is not None:  # the lease of this round's shared store may have no key in `entries`
         with contextlib.suppress(RendezvousStateError):
             leases.add(Round.unpack(round.value, revision=round.mod_revision).lease)
     for lease in sorted(lease for lease in leases if lease is not None):

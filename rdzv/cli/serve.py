@@ -1,7 +1,7 @@
 """`rdzv serve` serves a store that outlives the nodes of its runs, also under a service manager.
 
 systemd is notified once the store listens (https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or
-SIGINT shuts the server down; another such signal, a second or more later, ends the server at once (S9). After SIGHUP an
+SIGINT shuts the server down; another such signal, a second or more later, ends the server at once. After SIGHUP an
 authority removed from the file stays trusted until a restart, as OpenSSL cannot remove it.
 """
 

@@ -1,4 +1,4 @@
-"""Adapters to PyTorch: its rendezvous handler, its store and its rendezvous backend, each over ours.
+"""Adapters to PyTorch: its rendezvous handler, store and rendezvous backend, each over rdzv's own.
 
     torchrun --rdzv-backend=rdzv ...    >  rdzv.torchrun  >  TorchRendezvousHandler  >  rdzv.sync  >  the async handler
     init_process_group("rdzv://...")    >  register_init_method()  >  ..........................>  rdzv.sync

@@ -2,10 +2,10 @@
 
 **gloo.** `gloo_sockets` ends collectives of gloo.
 
-**nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout; each node tells
-its member of the loss. An abort waits for the GPU, so it runs in a thread, which `close` waits for. docs/pytorch.md
-says why `make` requires two environment variables. Without TORCH_NCCL_BLOCKING_WAIT=1 a collective returns before the
-GPU is done. This code follows PyTorch's documentation and sources, and has never run on a GPU.
+**nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout. After a loss
+each node aborts its process's group. An abort waits for the GPU, so it runs in a thread, which `close` waits for.
+docs/pytorch.md says why `make` requires two environment variables. Without TORCH_NCCL_BLOCKING_WAIT=1 a collective
+returns before the GPU is done. This code follows PyTorch's documentation and sources, and has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from rdzv.torch.store import TorchStore
 
 CONNECT_WITHIN: Final = 1.0  # seconds to connect, for a small gloo group's first attempt
 CONNECT_WITHIN_PER_RANK: Final = 0.05
-GLOO_WAITS: Final = 5  # gloo waits for this many of its timeouts for a connection (its `waitUntilConnected`)
-ATTEMPTS: Final = 5  # to make a gloo group, each with twice the time of the last
-LOOK_AGAIN_AFTER: Final = 0.01  # seconds between searches for new sockets of an aborted group still being made
+GLOO_WAITS: Final = 5  # gloo waits for a connection this many times its timeout (`waitUntilConnected`)
+ATTEMPTS: Final = 5  # to make a gloo group; each has twice the time of the attempt before
+LOOK_AGAIN_AFTER: Final = 0.01  # seconds between searches for new sockets while an aborted group is made
 VERDICT: Final = "rdzv.group/verdict"
 GO_ON: Final = b"go on"
 AGAIN: Final = b"again"
@@ -42,7 +42,7 @@ NEEDED_BY_NCCL: Final = (
     ("ASYNC_ERROR_HANDLING", "0", "PyTorch's watchdog ends the process when a member is lost"),
     ("BLOCKING_WAIT", "1", "a collective that is aborted when a member is lost raises nothing, and the step goes on"),
 )
-"""The names after `TORCH_NCCL_` (formerly `NCCL_`) of environment variables, their values, and the effect of others."""
+"""Environment variables (without `TORCH_NCCL_`, formerly `NCCL_`), their values, and the effect of other values."""
 
 
 @dataclass(eq=False)
@@ -59,7 +59,7 @@ class RoundGroup:
     _sockets: GlooSockets = field(default_factory=GlooSockets)
     _making: threading.Lock = field(default_factory=threading.Lock)
     _aborted: threading.Event = field(default_factory=threading.Event)
-    _excepthooks: tuple[Any, Any] | None = None  # before and after `init_process_group`
+    _excepthooks: tuple[Any, Any] | None = None  # `sys.excepthook` before and after `init_process_group`
 
     def __post_init__(self) -> None:
         self._uses_gloo = "gloo" in self.backend
@@ -135,7 +135,7 @@ class RoundGroup:
         return bool(store.get(VERDICT) == GO_ON)
 
     def abort(self) -> None:
-        """End all present and future collectives, also if called repeatedly; thread-safe."""
+        """End all collectives, also future ones; thread-safe, and may be called repeatedly."""
         self._aborted.set()
         if self._uses_gloo:
             self._sockets.shut_down()

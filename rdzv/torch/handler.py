@@ -45,10 +45,10 @@ log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 _CHECKED: Final = {"bootstrap_check": True}
 _BY_NAME: Final = {"rank_order": "survivors_then_name"}
-"""PyTorch's own handler sorts nodes by address: users expect rank 0 on the first host of their list."""
+"""The default rank order: PyTorch's own handler sorts nodes by address, so users expect rank 0 on their first host."""
 
 SERVED: Final = "rdzv/torch/agent_store"
-"""The key of the round's store that says that rank 0's agent serves the workers' store."""
+"""The key in the round's store that rank 0's agent writes once it serves the workers' store."""
 
 _ANY_PORT: Final = re.compile(r"(tcps?://)?(\[[^\]]*\]|[^][/?#:]*):0+([/?].*)?")
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
@@ -122,7 +122,7 @@ def _pop_parameter(name: str, config: dict[str, Any], default: Any, *, like: str
 
 
 class TorchRendezvousHandler(torch_api.RendezvousHandler):
-    """PyTorch's rendezvous handler over ours, for `torchrun --rdzv-backend=rdzv`.
+    """PyTorch's rendezvous handler over ours.
 
     `--rdzv-endpoint` is `host[:port]`, or a URL of ours without the run, such as `etcd://head:2379`. `--rdzv-conf`
     takes our parameters, and PyTorch's: `timeout` (our `join_timeout`, unless that is given, too),
@@ -391,7 +391,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """Return the number of nodes that require a new round: waiting, leaving, or with `regroup_on_loss` lost.
 
         A store whose host is about to leave counts as one node, and a member with a failed worker as lost. In a closed
-        run the number is 0; if it is above 0, the agent restarts its workers.
+        run the number is 0. At a number above 0, the agent restarts its workers.
         """
         handler, monitor, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:
@@ -428,7 +428,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return True
 
     def _close_or_leave(self) -> None:
-        # After a signal, only PyTorch 2.4 calls `shutdown`, in its handler of the signal.
+        # After a signal, only PyTorch 2.4 calls `shutdown`, in its signal handler.
         end = end_of_agent()
         if end.signal is not None:
             if self._handler is not None:  # a node that was still connecting has no handler
@@ -462,7 +462,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 self._handler.leaves_because(signal_reason(name))
 
     def _end_by_signal(self, name: str) -> None:
-        """Leave, and serve the store until the others have gone; exit handlers could not start the threads for this."""
+        """Leave, and serve the store until the others have left; exit handlers could not start threads for this."""
         self._signals.leave(name)
         self._screen.log_signal(name, serves_for=self._settings.close_timeout if self._is_host() else None)
         self._note_signal(name)

@@ -49,7 +49,7 @@ def register_init_method() -> None:
         _registered.add(scheme)
 
 
-register: Callable[[], None] = register_init_method  # this function's former name, kept for earlier scripts
+register: Callable[[], None] = register_init_method  # the function's former name, for earlier scripts
 
 
 def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
@@ -57,7 +57,7 @@ def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Ite
     url, segments = split_off_segments(f"{_SCHEMES[scheme]}{colon}{rest}")
     parts = split_url(url)
     parameters = dict(parts.parameters)
-    names = ("rank", "world_size")  # PyTorch passes -1 for one that is not given
+    names = ("rank", "world_size")  # PyTorch passes -1 for a missing number
     rank, size = (Parameter(name, whole_number(-1)).read(parameters.pop(name, -1)) for name in names)
     defaults: dict[str, Any] = {"join_timeout": timeout.total_seconds(), "close_timeout": EXIT_CLOSE_TIMEOUT}
     if size >= 0:

@@ -22,10 +22,7 @@ from rdzv.torch.pytorch import copy_tensors, torch
 log: Final = logging.getLogger(__name__)
 
 ALWAYS_COPIED: Final = 65_536
-"""Buffers of up to this many elements are copied at each `check`, larger ones if PyTorch has counted a change.
-
-PyTorch does not count the changes of BatchNorm's running statistics.
-"""
+"""Buffers of up to this many elements are always copied: PyTorch counts no changes of BatchNorm's statistics."""
 
 
 class _BufferCopy(NamedTuple):
@@ -49,16 +46,16 @@ class InterruptedStep:
 
     def __init__(self) -> None:
         self._models: weakref.WeakKeyDictionary[Any, dict[str, _BufferCopy]] = weakref.WeakKeyDictionary()
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # with hooks for steps
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # those with our hooks
         # Maps each optimizer whose step has begun to its parameters and state before the step; None if not copied.
         self._begun: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._steps = 0  # finished optimizer steps
-        self._steps_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # when a model was copied
+        self._steps_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # `_steps` at a model's copy
         self._steps_at_checks = 0, 0  # `_steps` at the last two calls of `check`
         self._has_warned = False
 
     def remember_buffers(self) -> None:
-        """Copy the buffers of all models at a `check`; steps that raised before that will not be undone."""
+        """Copy the buffers of all models at a `check`; an earlier step that has raised is no longer undone."""
         self._begun.clear()
         self._steps_at_checks = self._steps_at_checks[1], self._steps
         for model in self._models:
@@ -127,7 +124,7 @@ class InterruptedStep:
 
     def track(self, model: Any, optimizer: Any) -> None:
         """Track a model's buffers and an optimizer's steps from now on, and copy these buffers."""
-        if model is not None:  # buffers of other models may still contain a part of the interrupted batch
+        if model is not None:  # copy no other model, which may contain a part of the interrupted batch
             self._models.setdefault(model, {})
             self._copy_buffers(model)
         if optimizer is not None and optimizer not in self._optimizers:

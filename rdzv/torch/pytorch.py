@@ -160,11 +160,11 @@ def runs_under_torchrun() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """The workers of PyTorch's agent above us on the stack."""
+    """PyTorch's agent on this thread's call stack, and its workers."""
 
     problem: str  # the failure that makes the agent meet the others again; else empty
-    group: Any = None  # PyTorch's object for all workers
-    itself: Any = None  # PyTorch's object for the agent
+    group: Any = None  # PyTorch's `WorkerGroup`
+    itself: Any = None  # the agent
 
     @property
     def is_done(self) -> bool:
@@ -223,7 +223,7 @@ def stops_workers(thread: int) -> bool:
 
 
 def ignore_signals_if(is_repeated: Callable[[int], bool]) -> None:
-    """Make the handler of signals that PyTorch installs when it starts workers ignore repeated signals."""
+    """Let PyTorch's signal handler, which PyTorch installs when it starts workers, ignore repeated signals."""
     functions = vars(sys.modules[_PROCESSES])
     handle = functions.get("_terminate_process_handler")
     if handle is not None:
@@ -243,7 +243,7 @@ def signal_of(error: BaseException | None) -> str | None:
 class AgentEnd:
     """The end of an agent that shuts its handler down."""
 
-    signal: str | None  # the signal's name
+    signal: str | None  # None if no signal has ended the agent
     why: str  # the reason, for the other nodes
     has_failed: bool
     has_no_result: bool  # the agent raised AttributeError for a missing result, as when a spare ends well

@@ -135,15 +135,15 @@ class TorchRounds:
 def _generate_rounds(
     make: Callable[..., TorchRound], url: str, overrides: dict[str, Any], options: LoopOptions
 ) -> Generator[TorchRound, None, None]:
-    # No method of `TorchRounds`: a reference to that object would be a cycle, and keep a loop that was left by `break`.
+    # Not a method of `TorchRounds`: a reference to that object would keep a loop alive that was left by `break`.
     with rdzv.sync.connect(url, **overrides) as handler:
         yield from blocking.iterate_rounds(make, handler, options)
 
 
 class _RoundWithGroup(MemberOfRound):
-    """The part that `TorchRound` and `AsyncTorchRound` share: the process group."""
+    """The base of `TorchRound` and `AsyncTorchRound`, with their process group."""
 
-    group: RoundGroup  # the default group
+    group: RoundGroup
 
     def _set_up(
         self,
@@ -189,7 +189,7 @@ class _RoundWithGroup(MemberOfRound):
 
 
 class TorchRound(_RoundWithGroup, blocking.Round):
-    """One round of `rounds` for blocking code, with its process group."""
+    """One round for blocking code, with its process group."""
 
     def __init__(self, handler: Any, info: Any, loop: RoundLoop[Any], **of_group: Any) -> None:
         super().__init__(handler, info, loop)
@@ -199,7 +199,7 @@ class TorchRound(_RoundWithGroup, blocking.Round):
         self.group.make()
 
     def _end_body(self, ending: Ending) -> None:
-        """Abort the group after a loss, in the node's thread; at an agreed leave no member is in a collective."""
+        """Abort the group after a loss, not at an agreed leave, when no member is in a collective."""
         super()._end_body(ending)
         if ending.is_abrupt:
             self.group.abort()
@@ -219,11 +219,9 @@ class TorchRound(_RoundWithGroup, blocking.Round):
     def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
         """Bring all members to the state with the most finished steps; a collective, so all call it.
 
-        If the state's source dies during the call, a member that lags behind keeps its own state.
-
-        No trace of an interrupted step remains (`rdzv.torch.interrupted_step`): all members' gradients are None.
-
-        The program restores the rest, such as a GradScaler or a scheduler; docs/pytorch.md has the list.
+        If the state's source dies during the call, a member that lags behind keeps its own state. No trace of an
+        interrupted step remains (`rdzv.torch.interrupted_step`): all members' gradients are None. The program restores
+        the rest, such as a GradScaler or a scheduler; docs/pytorch.md has the list.
 
         Args:
             model: A `torch.nn.Module`. Parameters and buffers are written in place, also those outside its
@@ -242,11 +240,7 @@ class TorchRound(_RoundWithGroup, blocking.Round):
 
 
 class AsyncTorchRound(_RoundWithGroup, awaited.Round):
-    """One round of `rounds` for awaiting code, with its process group.
-
-    Attributes:
-        blocking_store: The round's store for blocking code, in `in_thread`.
-    """
+    """One round for awaiting code, with its process group; `blocking_store` is its store for code in `in_thread`."""
 
     def __init__(self, handler: Handler, info: Any, loop: RoundLoop[Any], **of_group: Any) -> None:
         super().__init__(handler, info, loop)
@@ -260,7 +254,7 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
         await self.in_thread(self.group.make)
 
     def _end_body(self, ending: Ending) -> None:
-        """Abort the group after a loss, and cancel the body; runs in the node's thread."""
+        """Abort the group after a loss, and cancel the body; called in the node's thread."""
         if ending.is_abrupt:
             self._end_thread_waits()
         elif self.monitor.phase is WorkPhase.AT_WORK:
@@ -332,7 +326,7 @@ def rendezvous_reconfigure(round: blocking.Round | AsyncTorchRound, group: Any =
 
     Raises:
         RendezvousSettingsError: This PyTorch cannot reconfigure groups.
-        RendezvousError: A member has gone, or has not called it within the store's timeout.
+        RendezvousError: A member has gone, or has not called this function within the store's timeout.
     """
     if reconfigure_handle is None:
         refuse(f"PyTorch {'.'.join(map(str, RELEASE))} cannot reconfigure a group; 2.14 and later can")

@@ -63,7 +63,7 @@ def _origin_of(settings: Settings) -> Origin:
 
 
 def raise_as_torch(error: Exception) -> NoReturn:
-    """Raise TCPStore's error for one of ours, with our message."""
+    """Raise the error that TCPStore has for an error of ours, with our message."""
     message = str(error)
     match error:
         case ours.SharedStoreTimeoutError():

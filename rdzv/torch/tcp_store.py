@@ -34,7 +34,7 @@ BACKLOG: Final = 4096  # pending connections: all ranks connect at once
 FREE_WITHIN: Final = 3.0  # seconds to wait until the former rank 0 frees the only permitted port
 TIMEOUT: Final = timedelta(seconds=60)  # PyTorch's default for an agent's store
 PORT_TAKEN: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
-TRY_AGAIN_AFTER: Final = 0.05  # seconds
+TRY_AGAIN_AFTER: Final = 0.05  # seconds between attempts to bind the port
 
 
 class WorkersStore:
@@ -65,7 +65,7 @@ def serve_workers(info: RendezvousInfo | AwaitedInfo, ports: str | None, taken: 
     `ports` is `master_port`. `taken` has the taken bootstrap ports of this run; a taken port is added.
 
     Returns:
-        The store; None if the port is taken and another port can be promised: leave the round, and meet again.
+        The store; None if the port is taken and another is permitted: leave the round, and meet again.
 
     Raises:
         RendezvousSettingsError: The port is taken, and no other is permitted.
@@ -157,7 +157,7 @@ def _listen(host: str, port: int) -> socket.socket:
     here = ""  # all interfaces
     if is_loopback(host):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        here = min((str(address[0]) for *_, address in found), key=lambda one: ":" in one)  # workers try IPv4, too
+        here = min((str(address[0]) for *_, address in found), key=lambda one: ":" in one)  # workers always try IPv4
     both = (not here or ":" in here) and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in here else socket.AF_INET
     return socket.create_server((here, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)

@@ -11,7 +11,7 @@ signal. But after a signal that is meant to end the group, the guard first waits
 launcher sends SIGKILL. A process that leaves the group is not followed.
 
 FILES is the command's soft limit of open files, as a launcher that hosts a store has raised its own limit. SIGNALS are
-the signals that the launcher blocks and ignores (`signal_state`), as uvloop unblocks and restores them in its children.
+the signals that the launcher blocks and ignores (`signal_state`), as uvloop resets both in its children.
 
 This file runs as a script, without the rest of rdzv, and imports little, as one guard starts per process.
 """
@@ -60,7 +60,7 @@ def main(control: int, files: int, command: list[str], signals: str = "") -> NoR
 
 
 def close_inherited_files(keep: int) -> None:
-    """Close all files but standard streams and `keep`: a daemon must not keep open pipes that uvloop has leaked."""
+    """Close all files but the standard streams and `keep`, lest a daemon keep pipes open that uvloop has leaked."""
     with contextlib.suppress(OSError):  # the system has no /dev/fd
         for file in map(int, os.listdir("/dev/fd")):
             if file > 2 and file != keep:
@@ -99,21 +99,21 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
             signal.signal(number, lambda *_: None)
     child_ended = _open_sigchld_pipe()
     guard = os.getpid()
-    # Block signals until the child has replaced the guard's handlers: these would drop signals for the child.
+    # Block signals until the child has replaced the guard's handlers, which would drop the child's signals.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_OVER)
     group = os.fork()
     if group == 0:
         try:
             _prepare_child(guard=guard, files=files, as_inherited=as_inherited, mask=mask)
-        except BaseException:  # noqa: BLE001  the callers' code must not run in a half-prepared child
+        except BaseException:  # noqa: BLE001  a half-prepared child must not return to the caller
             os._exit(CANNOT_EXECUTE)
         os.close(control)
         os.close(child_ended)
         if report is not None:
             os.close(report)
         return
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask - {signal.SIGCHLD})  # a preloaded module may have blocked it
-    with contextlib.suppress(OSError):  # the child may have made the group already
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask - {signal.SIGCHLD})  # a preloaded module may have blocked SIGCHLD
+    with contextlib.suppress(OSError):  # the child may have made its group already
         os.setpgid(group, group)
     status = _forward_signals(group, control, child_ended)
     if report is not None:
@@ -194,7 +194,7 @@ def _signal_group(group: int, number: int) -> bool:
 def _exit_like_child(status: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # only one core dump
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no core dump here
         with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

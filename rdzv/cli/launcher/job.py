@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 NPROC: Final = "nproc"
 
-# Environment variables with paths of files: the job writes one at each checkpoint, PyTorch's `@record` one at an error.
+# Environment variables with paths. The job writes the first file at each checkpoint, PyTorch's `@record` the second at
+# an error.
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 SIGNALLED: Final = 128  # a process ended by signal N counts as exit status 128 + N
@@ -33,7 +34,7 @@ DRAINS_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
 
 class OnChange(Enum):
-    """The ways to end the processes when nodes wait to join; the help of `--on-change` explains each."""
+    """Ways to end the processes when nodes wait to join; see the help of `--on-change`."""
 
     TERM = "term"
     USR1 = "usr1"
@@ -41,7 +42,7 @@ class OnChange(Enum):
 
 
 class ExitAction(Enum):
-    """The next actions for the caller of a failed launcher; the help of `--exit-codes` explains each."""
+    """Actions for the caller of a failed launcher; see the help of `--exit-codes`."""
 
     RESTART = "restart"
     REPLACE = "replace"
@@ -137,7 +138,7 @@ class Job:
         "of reach, or no round came about), replace it (it leaves, is not taken in, or has failed once too often), or "
         "nothing (the run is over, though not well)",
     )
-    drain_on: signal.Signals | None = _option(  # noqa: RUF009  makes a field
+    drain_on: signal.Signals | None = _option(  # noqa: RUF009  `_option` makes a field
         "--drain-on SIGNAL",
         _parse_drain_signal,
         "TERM, say: announce on it that this node leaves, and leave in good order; a second one ends it at once",
@@ -145,7 +146,7 @@ class Job:
     drain_in: float = _option(
         "--drain-in SECONDS", duration, "that this node then has, less than whoever sends the signal allows", 30.0
     )
-    on_change: OnChange = _option(  # noqa: RUF009  makes a field
+    on_change: OnChange = _option(  # noqa: RUF009  `_option` makes a field
         "--on-change term|usr1|checkpoint",
         _parse_on_change,
         f"when nodes wait to join: end the processes at once (term); tell them by SIGUSR1, so that they end by "

@@ -1,7 +1,7 @@
 """One round of `rdzv run`: starts the processes, waits for the round's end, and stops the processes.
 
-**The life of a round** follows the rules of `rounds()`, in `rdzv.loop.round_monitor`. If the round ends before the
-processes of all nodes have succeeded, all nodes meet again, also those whose processes have succeeded.
+A round ends by the rules of `rdzv.loop.round_monitor`, as in `rounds()`. If it ends before the processes of all nodes
+have succeeded, all nodes meet again, also those whose processes have succeeded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# The reason for closing a successful run: a node that waits to join such a run ends without an error.
+# The reason for closing a successful run. A node that waits to join a run closed for this reason ends without an error.
 SUCCEEDED: Final = "the command has succeeded on every node"
 KILL_WITHIN: Final = 5.0  # seconds to wait for killed processes
 # Seconds by which a forked rank 0 starts before the other ranks. A rank that connects before PyTorch's rank 0 listens
@@ -144,7 +144,7 @@ class JobRound:
         if preloaded is not None and not await preloaded.is_ready():
             preloaded = None
         for local_rank in range(self._job.nproc):
-            # Pause only once, before this node's first process that is not rank 0.
+            # Pause only before this node's first process that is not rank 0.
             if preloaded is not None and place.world_size > 1 and local_rank == (0 if place.first_rank else 1):
                 await anyio.sleep(HEAD_START)
             environment = environment_of(self._job, self._info, place, local_rank=local_rank, restarts=self._restarts)
@@ -179,7 +179,7 @@ class JobRound:
         wait: CheckpointWait | None = None
         while wait is None or not self._is_wait_over(wait):
             heard: Wished | Process | Ending | None = None
-            with anyio.move_on_after(None if wait is None else LOOK_AGAIN):  # a timeout takes no item from the queue
+            with anyio.move_on_after(None if wait is None else LOOK_AGAIN):  # a `get` that times out loses no item
                 heard = await self._heard.get()
             match heard:
                 case None:
@@ -245,7 +245,7 @@ class JobRound:
                 return MOVES
 
     def _forwarded_signal_of(self, process: Process) -> signal.Signals | None:
-        """Return the passed-on signal that ended a process, if any; shells exit with 128 plus the signal."""
+        """Return the passed-on signal that ended a process, if any; a shell exits with 128 plus the signal."""
         for number in self._passed_on:
             if process.status in (-number, SIGNALLED + number):
                 return signal.Signals(number)
@@ -267,7 +267,7 @@ class JobRound:
     def _has_progressed(self) -> bool:
         if self._checkpoint_time() != self._checkpoint_before:
             return True
-        read_steps_now(self._membership, self._workplace.beats)  # reads the last steps that the processes have reported
+        read_steps_now(self._membership, self._workplace.beats)
         return not self._membership.beats.is_first_step
 
     def _checkpoint_time(self) -> int:

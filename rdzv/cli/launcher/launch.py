@@ -151,7 +151,7 @@ class _Launcher:
             os._exit(SIGNALLED + number)
         if self._signal is not None or (self._drains.is_set() and not is_new):
             return
-        if self._round is not None and not is_new:  # a SIGHUP or SIGQUIT was passed on in the last second
+        if self._round is not None and not is_new:  # the processes got SIGHUP or SIGQUIT in the last second
             self._round.ask_to_end(NO_SIGNAL)
         self._stop_and_say_so(number)
 
@@ -161,7 +161,7 @@ class _Launcher:
 
     def _stop(self, number: signal.Signals) -> None:
         self._signal = number
-        if self._connected is not None:  # say at once that this node leaves, so that another hosts a next store
+        if self._connected is not None:  # announce this at once, so that another node hosts the next store
             self._connected.leaves_because(f"its launcher was told to stop by {number.name}")
         self._scope.cancel()
 
@@ -189,7 +189,7 @@ class _Launcher:
         """Pass a signal on to the processes; before SIGHUP and SIGQUIT, wait `PAIR_WITHIN` for a SIGTERM."""
         if number in ENDING and self._signal is not None:
             self._on_stop_signal(number)
-        elif number in ENDING:  # wait for SIGTERM: of two signals, the system delivers the lower number first
+        elif number in ENDING:  # of two signals, the lower number arrives first; a SIGTERM may follow
             asyncio.get_running_loop().call_later(PAIR_WITHIN, self._forward_signal_now, number)
         else:
             self._forward_signal_now(number)
@@ -205,7 +205,7 @@ class _Launcher:
             log.warning("%s came while no process was running: nothing was passed on", number.name)
 
     async def _run_rounds_and_answer(self, handler: Handler) -> int:
-        await handler.is_closed()  # connects to the store, before any question is answered
+        await handler.is_closed()  # connects to the store; questions are answered later
         with anyio.move_on_after(ANSWERED_WITHIN), contextlib.suppress(RendezvousError):
             if not handler.hosts_store and (host := await handler.store_host()):
                 level = logging.INFO if host.startswith(f"run {handler.run_id}, ") else logging.WARNING

@@ -123,10 +123,7 @@ class PreloadServer:
     async def start(
         cls, command: PythonCommand, modules: Sequence[str], *, standby: int = 0, unbuffered: bool = False
     ) -> AsyncIterator[Self]:
-        """Start a process that imports `modules` and forks `standby` workers ahead; raise OSError on failure.
-
-        The end of the context ends the process and its standby workers; the launcher ends the running workers.
-        """
+        """Start a process that imports `modules` and forks `standby` workers ahead; raise OSError on failure."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -145,7 +142,7 @@ class PreloadServer:
             try:
                 yield cls(process, ours, command, modules)
             finally:
-                ours.close()  # ends the process
+                ours.close()  # ends the process and its standby workers, but no running workers
                 with anyio.CancelScope(shield=True), contextlib.suppress(ProcessLookupError):
                     with anyio.move_on_after(END_WITHIN):
                         await process.wait()
@@ -177,7 +174,7 @@ class PreloadServer:
         request = json.dumps(wanted).encode()
         reading, writing = os.pipe()
         with contextlib.ExitStack() as failed:
-            failed.callback(os.close, reading)  # a worker forked too late ends when it reports
+            failed.callback(os.close, reading)  # a guard that starts too late ends, as its report fails
             with anyio.move_on_after(START_WITHIN), contextlib.suppress(ConnectionError):
                 with contextlib.ExitStack() as sent:
                     sent.callback(os.close, writing)
@@ -190,7 +187,7 @@ class PreloadServer:
                     return WarmWorker(reading, int.from_bytes(pid, sys.byteorder))
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)  # `Process.kill` may reap the process: asyncio then warns
+                os.kill(self._process.pid, signal.SIGKILL)  # `Process.kill` may reap the process, and asyncio warn
         self._is_ready = False
         _warn_no_preload(self._modules, "the process that has imported them was ended, or forks none")
         return None

@@ -4,7 +4,7 @@
 
 REQUESTS is a socket to the launcher; when the launcher closes its end, this process ends. FOLDER is the first in
 `sys.path` while MODULES, separated by commas, are imported. A request is four bytes of length, in the machine's order,
-and JSON of that length. The files control, report, stdin, stdout and stderr are sent with its first byte:
+and JSON of that length. The files control, report, stdin, stdout and stderr are sent with a request's first byte:
 
     {"command": [...], "argv": [...], "module": bool, "env": {...}, "files": n}
 
@@ -101,7 +101,7 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
     os.environ.clear()
     os.environ.update(wanted["env"])
     startup.register()
-    with contextlib.suppress(OSError):  # if the folder was deleted, the worker starts in it all the same
+    with contextlib.suppress(OSError):  # the folder was deleted: stay in it
         os.chdir(here)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # otherwise all workers draw the same numbers

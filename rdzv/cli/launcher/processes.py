@@ -160,16 +160,13 @@ def _open_pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tu
 
 
 class _Relay(threading.Thread):
-    """Passes on one output stream of a process, with a label before each line, in a thread, as a terminal may block.
-
-    The thread is no daemon: all output is passed on before this process ends.
-    """
+    """Passes on one output stream of a process, with a label before each line, in a thread, as a terminal may block."""
 
     _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # a lock per stream, lest processes' lines mix
     _unfinished: ClassVar[dict[int, _Relay | None]] = {1: None, 2: None}  # by stream: the writer of an unfinished line
 
     def __init__(self, source: int, target: int, label: bytes, log: Path | None = None) -> None:
-        super().__init__(name=f"output {label.decode()}")
+        super().__init__(name=f"output {label.decode()}")  # no daemon: Python waits at exit for its end
         self._cut: set[str] = set()  # names of the files that could not be written
         self._log = None if log is None else log.open("ab", buffering=0)  # a process's two streams share this file
         self._from = source

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TEXT_MOST: Final = 256 * 1024  # characters of all stacks of a node
 TEXT_OF_ONE_MOST: Final = 64 * 1024  # characters of one process's stacks
-ANSWER_WITHIN: Final = 2.0  # seconds; a process's signal handler runs at once, unless it is stopped
+ANSWER_WITHIN: Final = 2.0  # seconds; a signal handler runs at once, unless its process is stopped
 SETTLED_AFTER: Final = 0.1  # seconds without growth until a file counts as complete
 LOOK_EVERY: Final = 0.02
 

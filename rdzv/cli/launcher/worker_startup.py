@@ -62,7 +62,7 @@ def _import_next_sitecustomize() -> None:
         if error.name != "sitecustomize":
             raise
     finally:
-        sys.modules.setdefault("sitecustomize", this)  # the import system looks the module up again
+        sys.modules.setdefault("sitecustomize", this)  # the import system requires this entry
 
 
 if __name__ == "sitecustomize":

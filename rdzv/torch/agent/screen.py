@@ -95,7 +95,7 @@ class Screen:
         sys.excepthook = print_unless_signal
 
     def log_signal(self, name: str, *, serves_for: float | None) -> None:
-        """Write that a signal ends this agent, and how long it serves its store to the others."""
+        """Write that a signal ends this agent, and how long it still serves its store to other agents."""
         what_then = "the run goes on without it"
         if serves_for is not None:
             what_then = (
@@ -105,7 +105,7 @@ class Screen:
         log.warning("run %s: this agent ends, since %s; %s", self._run_id, signal_reason(name), what_then)
 
     def stop(self) -> None:
-        """Write no more of the run's cost."""
+        """Cancel the pending line about the run's cost."""
         if self._cost is not None:
             self._cost.cancel()
 

@@ -1,6 +1,6 @@
-"""Reports a failed worker of this agent at once.
+"""Reports a failed worker of an agent at once.
 
-After a worker has failed, PyTorch's agent stops its other workers, for up to 30 s, before it meets the other agents.
+After a worker has failed, PyTorch's agent stops its other workers for up to 30 s, and then meets the other agents.
 Meanwhile other nodes' workers may hang in a collective. So this module waits for the ends of the workers by Linux's
 pidfd, and reads their status; the agent reaps them.
 
