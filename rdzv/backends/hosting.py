@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from store import Server, Store
     from store.net.sockets import Sockets
 
-    OpenClient = Callable[[float], contextlib.AbstractAsyncContextManager[Store]]  # the seconds to connect
+    OpenClient = Callable[[float], contextlib.AbstractAsyncContextManager[Store]]  # takes the seconds to connect
 
 log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 

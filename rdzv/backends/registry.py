@@ -56,7 +56,7 @@ class RendezvousParameters:
         overrides: The keywords, which override the URL.
     """
 
-    def __init__(  # in PyTorch's order
+    def __init__(  # arguments in PyTorch's order
         self,
         backend: str,
         endpoint: str,

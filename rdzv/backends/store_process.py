@@ -39,7 +39,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
 POLL_EVERY: Final = 0.1  # seconds between questions whether clients are connected
-ENDS_WITHIN: Final = 15.0  # seconds for an answer or for the process's end, or it counts as ended; a server ends in 10
+ENDS_WITHIN: Final = 15.0  # seconds for an answer, and for the process to end, before it is killed; a server ends in 10
 ERRORS: Final = (StoreUsageError, RendezvousSettingsError, OSError)
 NOT_STARTED: Final = "the store's process has ended, or has not answered within join_timeout"
 HAND_OVER: Final = "hand over"
@@ -49,7 +49,7 @@ IMPORTED_FROM: Final = (*map(os.path.abspath, sys.path), str(Path(__file__).pare
 
 
 class StoreProcess:
-    """A store in another process, with the members of `Server` that `HostedStore` needs. Raises as `serve_embedded`."""
+    """A store in another process: the members of `Server` that `HostedStore` needs. Raises like `serve_embedded`."""
 
     def __init__(
         self, settings: Settings, credentials: Credentials, address: str, port: int, listeners: Sockets | None = None

@@ -108,7 +108,7 @@ def command(name: str, help: str, *arguments: Argument, **settings: Any) -> Call
 
 
 def argument_type(kind: value_types.Kind) -> Callable[[str], Any]:
-    """Return a converter of texts to this kind, for argparse's `type`."""
+    """Return a converter of texts to values of this kind, for argparse's `type`."""
 
     def convert_text(text: str) -> Any:
         try:

@@ -200,7 +200,7 @@ class Ranks(NamedTuple):
 
 
 def process_ranks(rank: int, participants: Sequence[Participant], nproc: int) -> Ranks:
-    """Return the ranks of the processes of the node with this rank; `participants` are by rank."""
+    """Return the ranks of the processes of the node with this rank; `participants` are in the order of ranks."""
     counts = [_process_count_of(participant) for participant in participants]
     assert counts[rank] == nproc, "a node reads of itself what it has written"
     return Ranks(first_rank=sum(counts[:rank]), world_size=sum(counts))
@@ -217,7 +217,7 @@ def _process_count_of(participant: Participant) -> int:
 
 
 def environment_of(job: Job, info: RendezvousInfo, place: Ranks, *, local_rank: int, restarts: int) -> dict[str, str]:
-    """Return a process's environment variables, except paths; `rdzv.connect` reads none of them as a parameter."""
+    """Return a process's environment variables, except those with paths; `rdzv.connect` reads none as a parameter."""
     host, port = info.bootstrap_address
     return {
         "RANK": str(place.first_rank + local_rank),

@@ -79,7 +79,7 @@ def python_command(command: Sequence[str]) -> PythonCommand | str:
 
 
 def _is_this_python(found: str) -> bool:
-    """Return True if `found` is this interpreter, in the same folder: a virtual environment links to its base."""
+    """Return True if `found` is this interpreter, in the same folder: a virtual environment may link to another's."""
     here = Path(sys.executable)
     return Path(found).parent.absolute() == here.parent.absolute() and Path(found).resolve() == here.resolve()
 
@@ -89,7 +89,7 @@ class WarmWorker:
 
     def __init__(self, report: int, pid: int) -> None:
         self.returncode: int | None = None
-        self.pid: Final = pid  # of the guard
+        self.pid: Final = pid  # the guard's
         self._report = report
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(report, self._read_exit_status)

@@ -141,7 +141,7 @@ def _kill_session(leader: int) -> None:
 def _open_log(folder: str, environment: Mapping[str, str]) -> Path | None:
     """Make the log file of a process; return None on an error: a full disk must not end a healthy node."""
     run, round = quote(environment["RDZV_RUN_ID"], safe=""), environment["RDZV_ROUND"]
-    run = run if run.strip(".") else run.replace(".", "%2E")  # `quote` keeps dots, which would be another folder
+    run = run if run.strip(".") else run.replace(".", "%2E")  # `quote` keeps dots, and `..` is another folder
     path = Path(folder) / run / f"round-{round}" / f"rank-{environment['RANK']}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

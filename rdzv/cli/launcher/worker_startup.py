@@ -48,7 +48,7 @@ def _open_dump_file(folder: str) -> int | None:
         return None
     with contextlib.suppress(OSError):
         faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # lock after the handler is set: the lock permits the signal
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the launcher sends SIGNAL only once the file is locked
     return file
 
 
