@@ -64,7 +64,7 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> HandlerToEnter:
 
 
 class HandlerToEnter:
-    """The result of `connect`; enter or await it, once, for a handler."""
+    """The result of `connect`; enter or await it, once, to get a handler."""
 
     def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
         self._url = url

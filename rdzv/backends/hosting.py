@@ -63,7 +63,7 @@ SAY_TAKEN_AFTER: Final = 1.0  # seconds that the port is taken before a warning;
 TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds between attempts, at random; short, as all nodes wait for the host
 LOOK_AGAIN_AFTER: Final = 2.0  # seconds between checks for other clients
 ENDING_TTL: Final = 10.0  # seconds; TTL of the key that rejects new nodes, renewed at each check
-SAID_AGAIN_AFTER: Final = 60.0  # seconds between warnings that this process still serves others
+SAID_AGAIN_AFTER: Final = 60.0  # seconds between warnings that this process still serves other nodes
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice the end of a local connection
 CALL_TIMEOUT: Final = 30.0  # seconds
 MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to answer whether it is shutting down
@@ -92,7 +92,7 @@ class HostedStore:
 
     @property
     def has_ended(self) -> bool:
-        """True if the store has its own process, and that has ended by itself."""
+        """True if the store has its own process, and that process has ended by itself."""
         return isinstance(self.server, StoreProcess) and self.server.has_ended
 
     async def end(self) -> None:
@@ -342,7 +342,7 @@ class OneHostStarter(StoreStarter):
 
 
 def host_if_needed(settings: Settings, credentials: Credentials) -> HostedStore | None:
-    """Start the embedded store if the settings say so, or if it belongs here and no process listens at its port."""
+    """Start the store if `is_host` is set or this machine is the URL's host; raise PortTakenError for a taken port."""
     if settings.is_host is False:
         return None
     ((host, port),) = settings.endpoint.hosts

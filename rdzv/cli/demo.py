@@ -1,4 +1,4 @@
-"""`rdzv demo` plays an elastic run with real processes on this machine, prints each event, and verifies it.
+"""`rdzv demo` plays an elastic run with real processes on this machine, prints each event, and verifies the run.
 
 Each node is a process of this module. In each round a node does a small all-reduce over the round's store, and prints
 the result as a line of JSON; at the end of the round it prints why the round ended. The nodes' parent, the director,

@@ -135,8 +135,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     them. So `next_rendezvous` returns a round only once all members have received it; if a member dies before, the
     others meet again. A member that dies in the milliseconds after the return still costs the others `read_timeout`.
 
-    **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it at each end of an agent except by a
-    signal, at which the node only leaves. A node that was dropped, or could not join the next round, also only leaves.
+    **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it when an agent ends, except by a
+    signal: then the node only leaves. A node that was dropped, or could not join the next round, also only leaves.
 
     **Spares.** When the run is closed, a spare gets PyTorch's `RendezvousGracefulExitError`. PyTorch's agent (2.13 and
     before) accepts it, but then raises AttributeError for the missing result. So under `torchrun` `next_rendezvous`

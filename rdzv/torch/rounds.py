@@ -318,7 +318,7 @@ def rendezvous_reconfigure(round: blocking.Round | AsyncTorchRound, group: Any =
     (2.14 and later) changes the members of a group in place.
 
     Args:
-        round: A round of `rdzv.sync.rounds` or `rdzv.torch.rounds`; of an awaited one, call it `in_thread`.
+        round: A round of `rdzv.sync.rounds` or `rdzv.torch.rounds`; in an awaited one, call this by `in_thread`.
         group: Made with `enable_reconfigure=True`; by default the process's default group.
 
     Returns:

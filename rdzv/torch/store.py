@@ -123,7 +123,7 @@ class TorchStore(dist.Store):
     TCPStore: `DistStoreError` after a timeout, with the missing keys, and after the end of a store's round;
     `QueueEmptyError`; `DistNetworkError` if the store cannot be reached.
 
-    C++ holds only the C++ half of this object, and its calls fail with an internal assertion after the end of the
+    C++ holds only the C++ half of this object. Calls by C++ fail with an internal assertion after the end of the
     Python half. C++ does not report that it releases its half, so every instance is kept until the process ends.
     Clones share one client, with a socket for each thread in a call, until `close`.
 

@@ -161,7 +161,7 @@ class _Launcher:
 
     def _stop(self, number: signal.Signals) -> None:
         self._signal = number
-        if self._connected is not None:  # announce this at once, so that another node hosts the next store
+        if self._connected is not None:  # announce the leave at once, so that another node hosts the next store
             self._connected.leaves_because(f"its launcher was told to stop by {number.name}")
         self._scope.cancel()
 

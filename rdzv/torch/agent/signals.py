@@ -36,7 +36,7 @@ class EndSignals:
 
     hosts: Callable[[], bool]  # returns True while the agent serves a store
     give_up: Callable[[str], None]  # called if the agent cannot leave in time
-    told: Callable[[str], None]  # called with the name of the first signal, in its handler
+    told: Callable[[str], None]  # called with the first signal's name, in the signal handler
     _since: float | None = None  # when the first signal came
     _limit: threading.Timer | None = None  # runs while the agent leaves
 
