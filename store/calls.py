@@ -1,6 +1,6 @@
 """The methods of a store: each makes one kind of request by `call`.
 
-Blocking calls run the same coroutines over `BlockingAsAsync`, where they never wait, in one step (`run_synchronously`).
+Blocking calls run the same coroutines in one step (`run_synchronously`): over `BlockingAsAsync` they never wait.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _guarded(request: Request[R], when: Iterable[Condition]) -> Request[R]:
 
 
 def checked_timeout(timeout: object, default: float | None) -> float | None:
-    """Return the seconds that a call may take, or None; `StoreUsageError` if `timeout` is no number."""
+    """Return the seconds that a call may take, or None; `StoreUsageError` if it is not a number."""
     seconds = default if timeout is None else timeout
     if seconds is None or (type(seconds) is float and not math.isnan(seconds)):
         return seconds
@@ -99,9 +99,10 @@ def _existing(entries: Iterable[Entry | None]) -> list[Entry]:
 class DisconnectNotifier:
     """Tells the keepers of a client's leases that a connection has ended. Safe to use from several threads.
 
-    After the end of a connection the server may expire a lease early; a restarted server gives each lease its full
-    TTL. So listeners are called with the time of each end, with infinity once connecting is refused, and with the time
-    at which it is accepted again. `look` lets a client that reads only during calls check its connections.
+    After the end of a connection the server may expire a lease early, so listeners are called with the time of the end.
+    If connections are refused, no server expires leases, and a restarted one gives each lease its full TTL: listeners
+    get infinity, then the time of the first attempt that is not refused. A client that reads only during calls has a
+    `look`, which checks its connections.
     """
 
     def __init__(self, time: Callable[[], float], look: Callable[[], object] = lambda: None) -> None:
@@ -117,7 +118,7 @@ class DisconnectNotifier:
 
     def note_connect_attempt(self, error: OSError | UnicodeError | None) -> None:
         """Note the error of an attempt to connect; None if it succeeded."""
-        refused = type(error) is ConnectionRefusedError  # a server's own refusal is of a subclass
+        refused = type(error) is ConnectionRefusedError  # a running server that rejects a client raises a subclass
         if refused != self._refused:
             self._refused = refused
             self._notify_listeners(math.inf if refused else self._time())
@@ -129,7 +130,7 @@ class DisconnectNotifier:
 
 
 class Calls(ABC):
-    """The calls of a store. `cuts` is None if no lease ends early with a connection."""
+    """The calls of a store. `cuts` reports ended connections; None if they end no lease early."""
 
     cuts: DisconnectNotifier | None = None
     _failed: StoreError | None = None
@@ -153,7 +154,7 @@ class Calls(ABC):
         when: Iterable[Condition] = (),
         timeout: float | None = None,
     ) -> int:
-        """Write a key and return the revision; the key is deleted after `ttl`, or with `lease`."""
+        """Write a key and return the revision; the key is deleted after `ttl` seconds, or when `lease` ends."""
         request = messages.Put(key, value, ttl, _lease_id_of(lease))
         return (await self.call(_guarded(request, when), timeout=timeout)).revision
 
@@ -277,7 +278,7 @@ class Calls(ABC):
 
     async def ping(self, *, timeout: float | None = None) -> float:
         """Return the seconds that an answer takes."""
-        started = perf_counter()  # uvloop's clock counts whole milliseconds
+        started = perf_counter()  # the loop's clock is too coarse: uvloop's counts whole milliseconds
         await self.call(messages.Ping(), timeout=timeout)
         return perf_counter() - started
 
@@ -334,7 +335,7 @@ class Calls(ABC):
         for callback in self._on_connection:
             callback(connected)
 
-    def cap_retry_pauses(self, remaining: Callable[[], float]) -> None:  # noqa: B027  not all stores know
+    def cap_retry_pauses(self, remaining: Callable[[], float]) -> None:  # noqa: B027  not all stores need it
         """Limit the pauses between attempts to connect by the seconds that `remaining` returns."""
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The client for a URL. A module named `connect` would replace `store.connect` when imported."""
+"""The client for a URL. Importing a module named `connect` would replace the function `store.connect`."""
 
 from __future__ import annotations
 

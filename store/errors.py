@@ -4,11 +4,7 @@ from __future__ import annotations
 
 
 class StoreError(Exception):
-    """Base of everything a store raises.
-
-    Attributes:
-        maybe_applied: True if the request may have taken effect; False if it certainly did not.
-    """
+    """Base of a store's errors; `maybe_applied` is False only if the request certainly did not take effect."""
 
     maybe_applied: bool = False
 
@@ -23,7 +19,7 @@ class ConnectionLost(StoreError):
 
 
 class StoreReplaced(ConnectionLost):
-    """A store answers that is not the store that this client knew (promise S10)."""
+    """Another store answers than the one that this client met first (promise S10)."""
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
@@ -43,7 +39,7 @@ class AuthenticationError(StoreError):
 
 
 class LimitExceeded(StoreError):
-    """A limit of the server was passed."""
+    """A request exceeded a limit of the server."""
 
 
 class LeaseNotFound(StoreError):

@@ -83,12 +83,12 @@ class Store(Calls):
         writes_max: The most operations of a transaction.
         lease_ttl_max: The longest lease, in seconds.
         fail_over: Seconds for which the store may be away while one of its servers replaces another.
-        last_problem: Why the store was last not reached, if known.
+        last_problem: The reason of the last failure to reach the store, if known.
         durable: True if the data survives the store's process, as far as known.
     """
 
     tells_causes: bool = True
-    operations_max: int = 126  # every store allows so many; used until the store's own limit is known
+    operations_max: int = 126  # allowed by every store; used until the store's own limit is known
     writes_max: int = 126
     lease_ttl_max: float = math.inf
     fail_over: float = 0.0
@@ -100,7 +100,7 @@ class Store(Calls):
     _keeping: KeptLeases | None = None
 
     def check_usable(self) -> None:
-        """Raise an error if the client has failed, was made before a `fork()`, or is of another event loop."""
+        """Raise an error if the client has failed, was made before a `fork()`, or belongs to another event loop."""
         check_not_forked(self._made_in, self.name)
         check_loop(getattr(self, "_loop", None), self.name)
         if self._failed is not None:
@@ -128,7 +128,7 @@ class Store(Calls):
 
     @property
     def server(self) -> str:
-        """The server at the other end of the connection; "" unless the store has several."""
+        """The server at the other end of the connection; "" if the store has only one."""
         return ""
 
     def fail(self, error: StoreError) -> None:
@@ -191,11 +191,11 @@ class BlockingStore(BlockingCalls):
 
     @abstractmethod
     def interrupt(self, error: StoreError) -> None:
-        """Make every present and later call raise `error`. From any thread."""
+        """Make every present and later call raise `error`."""
 
     @abstractmethod
     def end_waits(self) -> None:
-        """Make every present and later wait raise `WaitEnded`. From any thread."""
+        """Make every present and later wait raise `WaitEnded`."""
 
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingKeptLease:
         """Return a lease that a thread keeps during `with`."""

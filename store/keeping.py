@@ -44,16 +44,16 @@ LATE = 1.0  # seconds; if a keep-alive is later than this, its note says so
 UNANSWERED = 1.7  # seconds without an answer to keep-alives before `on_silence` is called
 LOOK_SHARE = 0.1  # the share of `away_ttl` between two checks of a blocking client for lost connections
 LOOK_LEAST = 0.03  # seconds; the shortest time between two checks of a blocking client for lost connections
-RELEASE_WITHIN = 2.0  # seconds to revoke a lease; a lease that is not revoked expires by itself
+RELEASE_WITHIN = 2.0  # seconds to revoke a lease, which otherwise expires by itself
 LAPSED = "the store has let its lease lapse"
 RELEASE_SOON = 0.2  # seconds to revoke a lease after a block that ended because the store did not answer
 _suspended_for = 0.0
 
 
 def time_suspended() -> float:
-    """Return the seconds, since its start, for which this machine was suspended: `CLOCK_MONOTONIC` omits them."""
+    """Return the seconds for which this machine was suspended since its start; `CLOCK_MONOTONIC` omits them."""
     global _suspended_for
-    if hasattr(time, "CLOCK_BOOTTIME"):  # a pause between the two readings makes the difference too small, once
+    if hasattr(time, "CLOCK_BOOTTIME"):  # `max`: a pause between the two readings makes a difference too small
         _suspended_for = max(_suspended_for, time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic())
     return _suspended_for
 
@@ -82,7 +82,7 @@ class LeaseValidity:
         self.cut_at = cut_at if cut_at == math.inf else min(self.cut_at, cut_at)
 
     def note_renewal(self, sent_at: float, slept: float, *, cut_before: float) -> None:
-        """Note an answered renewal; forget a connection's end before `cut_before`. `slept`: its `time_suspended()`."""
+        """Note a renewal, sent when `time_suspended()` was `slept`; forget disconnects up to `cut_before`."""
         self.renewed_at, self._slept = sent_at, slept
         if self.cut_at <= cut_before:
             self.cut_at = math.inf
@@ -183,7 +183,7 @@ class HeldLease:
         self.kept: bool = False
         self.lost: str | None = None  # the reason why the lease was lost; None if it was not
         self.task: asyncio.Task[None] | None = None  # renews it
-        self._wanted = False  # `renew_now` was called
+        self._wanted = False  # True if `renew_now` was called since the last keep-alive was sent
         self._sleeping: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -267,7 +267,7 @@ class HeldLease:
                 except LeaseNotFound:
                     keeping.note_answer()
                     self._report_loss(LAPSED)
-                except Exception as error:  # noqa: BLE001 - the holder must learn of defects, too, in time
+                except Exception as error:  # noqa: BLE001 - retry after any error, until the lease is lost
                     pause = _renewal_pause(error, self._lease)  # a new connection ends the pause
                     if keeping.store.failure is not None:
                         self._report_loss(str(keeping.store.failure))
@@ -412,7 +412,7 @@ class _LeaseKeeper:
             self._renew_until_left()
             if self.lost is None:
                 run_synchronously(self.lease.revoke(timeout=RELEASE_WITHIN))
-        except Exception as error:  # noqa: BLE001 - the holder raises it, if it still waits
+        except Exception as error:  # noqa: BLE001 - the holder raises the error, if still waiting
             self.error = error
         finally:
             if cuts is not None:
@@ -442,7 +442,7 @@ class _LeaseKeeper:
                 run_synchronously(self.lease.keep_alive(timeout=max(belief.until - sent_at, 0.001)))
             except LeaseNotFound:
                 self._lost = LAPSED
-            except Exception as error:  # noqa: BLE001 - the holder must learn of defects, too, in time
+            except Exception as error:  # noqa: BLE001 - retry after any error, until the lease is lost
                 self._due = time() + _renewal_pause(error, self.lease)
             else:
                 belief.note_renewal(sent_at, slept, cut_before=sent_at)

@@ -209,7 +209,7 @@ class LeaseState(Response, code=72, kw_only=True):
 
 
 class WatchOpened(Response, code=73, kw_only=True):
-    """A watch was opened at `revision`. The server sends the changes from the watch's start on."""
+    """A watch was opened when the store was at `revision`; its events follow."""
 
     revision: int
 

@@ -1,7 +1,4 @@
-"""Text of others made safe for a terminal and a log, and durations in words.
-
-Names, reasons and errors come from any client. A control character could clear a screen or forge a line.
-"""
+"""Escapes control characters, which could clear a screen or forge a log line; writes durations in words."""
 
 from __future__ import annotations
 

@@ -417,7 +417,7 @@ class Record(_Base, metaclass=RecordType):
         return dir(type(self))
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        # for copies and pickles
+        # used by copy and pickle
         return tuple(getattr(self, name) for name in self.fields)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Façade: the store for blocking callers: its client, and a server in a thread."""
+"""Façade: a store's client for blocking callers, and a server in a thread."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def serve(
 ) -> Serving:
     """Serve a new store in a thread with its own event loop; arguments as in `store.serve`.
 
-    While a caller holds the interpreter lock, the server stops, too; this time does not count against leases. In a
+    While a caller holds the interpreter lock, the server pauses, too; this time does not count against leases. In a
     forked child, leaving the context does nothing.
     """
     from store.server import server as async_server  # imported late: clients need neither the server nor sqlite3

@@ -1,4 +1,4 @@
-"""The request that opens a watch again after an interruption, for clients of either protocol (promise S4)."""
+"""The request that reopens a watch after an interruption, at the built-in server or at etcd (promise S4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class WatchCursor:
         if snapshot and start_revision is not None:
             raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
         self._prefix, self._snapshot = prefix, snapshot
-        self._next = start_revision  # revision to resume at; None until the watch is open, its snapshot complete
+        self._next = start_revision  # revision to resume at; None until the watch is open and its snapshot complete
         self._seen_any = False
 
     @property
@@ -39,7 +39,7 @@ class WatchCursor:
         last = events[-1]
         self._seen_any = last.kind != "reset"
         if last.kind == "synced" or self._next is not None:
-            self._next = last.revision + 1  # not set within a snapshot, where no watch can resume
+            self._next = last.revision + 1  # not set while a snapshot is incomplete: no watch can resume in it
 
     def note_progress(self, revision: int) -> None:
         """Note that all events up to this revision have arrived, as a later answer shows."""

@@ -1,7 +1,4 @@
-"""The blocking client of a store, on sockets of its own.
-
-A call takes a free channel or makes a new one, so threads do not wait for each other.
-"""
+"""The blocking client of a store. Each call takes a free channel or a new one, so threads do not wait in turn."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One connection of a blocking client, used by one thread at a time.
-
-If the server is silent, the channel opens a fresh connection, and sends its request again (promise R8).
-"""
+"""One connection of a blocking client; if the server is silent, a fresh one sends the request again (promise R8)."""
 
 from __future__ import annotations
 
@@ -129,7 +126,7 @@ def _is_closed_by_peer(sock: socket.socket) -> bool:
 
 
 class Channel:
-    """One connection to the server, made again after a loss."""
+    """One connection to the server, made again after a loss; used by one thread at a time."""
 
     def __init__(self, shared: ClientState) -> None:
         self._shared = shared
@@ -144,7 +141,7 @@ class Channel:
         self._attempt, self._welcomed_at = 0, -math.inf
         self._problem = dialing.NEVER_ANSWERED
         self._timeouts = Timeouts(shared.rng)
-        # The replaced socket stays open until the next welcome, or the server takes this process for dead (R20).
+        # Close the replaced socket only after the next welcome: without a socket, this process counts as dead (R20).
         self._previous: socket.socket | None = None
 
     def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
@@ -199,7 +196,7 @@ class Channel:
             self._shake_hands(deadline)
         except BaseException as error:
             self._close_socket()
-            if not isinstance(error, TimeoutError):  # the next pause grows, but not after a timeout (a slow server)
+            if not isinstance(error, TimeoutError):  # a timeout, which may mean a slow server, lengthens no pause
                 self._attempt += 1
             raise
         self._attempt, self._welcomed_at = 0, time.monotonic()
@@ -319,7 +316,7 @@ class Channel:
             raise self._error_to_raise(error) from None
 
     def _error_to_raise(self, error: StoreError) -> BaseException:
-        for each in (error, error.__cause__):  # if a signal's handler raised, its error is the decoder error's cause
+        for each in (error, error.__cause__):  # an error of a signal's handler may be the cause of the decoder's error
             if each is not None and raised_by_signal(each):
                 return each
         if self.connection.may_retry(error):
@@ -364,7 +361,7 @@ class Channel:
         say, _ = health.check(now, line)
         if say is HealthAction.PING:
             health.expect_answer(now)
-            if not line.unsent_bytes:  # unacknowledged bytes are a ping themselves: the peer's system must answer
+            if not line.unsent_bytes:  # unacknowledged bytes serve as a ping: the peer's system must answer
                 self._send_and_forget(Ping())
         elif say is HealthAction.SEEK:
             if line.welcomed:
@@ -375,7 +372,7 @@ class Channel:
             raise TimeoutError
 
     def _send(self, frame: bytes, deadline: float = math.inf) -> None:
-        """Send a frame; `TimeoutError` if the server stops reading. Disconnect at the deadline: `_TimedOut`."""
+        """Send a frame; `TimeoutError` if the server stops reading. At the deadline, disconnect: `_TimedOut`."""
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
         # Without TLS, use `os.write`, which does not wait: `socket.send` would poll first.
@@ -463,7 +460,7 @@ class Channel:
         """Close the socket; the next call opens another one."""
         if farewell and self.sock is not None and self.connection.abandoned_grants:
             with contextlib.suppress(StoreError):
-                self.call(Ping(), FAREWELL_WITHIN)  # late answers to grants arrive first; their leases are revoked
+                self.call(Ping(), FAREWELL_WITHIN)  # before the pong, late grants arrive, and their leases are revoked
         self._close_socket(farewell=farewell)
         self._close_previous()
 

@@ -1,7 +1,4 @@
-"""The awaited client of a store: requests as awaitables, watches as async iterators.
-
-A call waits on a future in its `InFlight` record, so it goes on across a reconnect.
-"""
+"""The awaited client of a store. A call waits on a future in its `InFlight` record, and so outlives a reconnect."""
 
 from __future__ import annotations
 
@@ -229,7 +226,7 @@ class Client(Reconnecting):
             return  # a forked child must not touch the parent's socket and task
         if self.connected and self._connection.abandoned_grants:
             with anyio.move_on_after(FAREWELL_WITHIN, shield=True), contextlib.suppress(StoreError):
-                await self.call(Ping())  # late answers to grants arrive first; their leases are revoked
+                await self.call(Ping())  # before the pong, late grants arrive, and their leases are revoked
         if self.connected and self._link is not None:
             self._flush()
             self._link.write(wire.encode_bye("done"))
@@ -269,7 +266,7 @@ class Client(Reconnecting):
                         self._handle_welcome(item)
                     case Bye(reason=reason):
                         link.farewell = reason
-                    case bytes():  # our hello
+                    case bytes():  # this client's hello, to be sent
                         link.write(item)
         except StoreError as error:
             if self._connection.may_retry(error):

@@ -15,7 +15,7 @@ from store.client.timeouts import HEARTBEAT
 if TYPE_CHECKING:
     from store.client.timeouts import Timeouts
 
-HEARTBEATS_OF_BUSY = 6.0  # `HEARTBEAT`s before closing, if the peer's system acknowledges all data; otherwise after one
+HEARTBEATS_OF_BUSY = 6.0  # `HEARTBEAT`s of silence before closing, if the peer's system acknowledges all data; else one
 WATCHES_HEAR_EVERY = 20.0  # seconds between pings whose answers tell watches the store's revision
 LATE = 0.1  # seconds; if a call of `check` is later than this, the event loop was busy
 LOOKS = 8  # the most calls of `check` during one wait for an answer
@@ -51,11 +51,11 @@ class ConnectionHealth:
         self.seeking: bool = False
         self._pinged = False  # True if the server was pinged since `asked_at`
         self._watches_told_at = now  # when watches last got the store's revision
-        self._unsent_bytes: int | None = None  # at the last look
+        self._unsent_bytes: int | None = None  # at the last call of `check`
         self._postponed = False  # True if the last call of `check` was late, and judged nothing
 
     def expect_answer(self, now: float) -> None:
-        """Note that an answer is due: silence counts from now on. Call `check` first at `first_check_at`."""
+        """Note that an answer is due: silence counts from now on. The first `check` is due at `first_check_at`."""
         if self.asked_at is None:
             self.asked_at, self._pinged = now, False
 
@@ -112,7 +112,7 @@ class ConnectionHealth:
         longest = self._timeouts.answer_timeout(now, acknowledged=line.acknowledged)
         if silence + SOON >= longest and (self._pinged or not line.acknowledged):
             self.seeking = True
-            self._timeouts.note_silence(silence, now=now)  # so a fresh connection gives a slow server more time
+            self._timeouts.note_silence(silence, now=now)  # so that a fresh connection waits longer for a slow server
             return HealthAction.SEEK, until
         say = HealthAction.NOTHING
         if not self._pinged and silence + SOON >= longest / 2:

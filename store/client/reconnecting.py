@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
         self._owner.set_writable(self, writable=False)
 
     def resume_writing(self) -> None:
-        """Write again."""
+        """Resume writing."""
         self._owner.set_writable(self, writable=True)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -380,7 +380,7 @@ class Reconnecting(interface.Store):
         return None
 
     async def _use_connection(self, link: Connection) -> tuple[bool, Connection | None]:
-        """Use `link` to its end; return if the server welcomed it, and the link that replaces it, or None."""
+        """Use a connection to its end. Return True if it was welcomed, and the connection that replaces it, if any."""
         self._link = link
         self._connection.start_connection(nonce=secrets.token_bytes(16))
         successor: Connection | None = None

@@ -1,10 +1,9 @@
-"""How long a client waits for an answer, for an attempt to connect, and between two attempts.
+"""The times that a client waits for an answer, for an attempt to connect, and between two attempts.
 
 TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s, so a connection may stay silent long after a network cut has healed, or
 for ever behind a firewall that forgot it. So after a second of silence the client tries a fresh connection (R8).
 
-If the server is silent, but its system acknowledges all data, the server is busy, or a proxy has lost it. For a
-busy server the client waits longer.
+If a server is silent, but its system acknowledges all data, it may be busy, and the client waits longer.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Timeouts:
         self._leases.append(remaining)
 
     def note_connect_time(self, took: float) -> None:
-        """Note how long a connection took to be made, in seconds."""
+        """Note the seconds that connecting took."""
         self._round_trip = took if self._round_trip is None else min(took, self._round_trip)
 
     def note_answer(self) -> None:

@@ -1,1 +1,1 @@
-"""A client of an etcd v3 cluster; the modules `member_choice`, `codec` and `transactions` are pure."""
+"""A client of an etcd v3 cluster; `member_choice`, `codec` and `transactions` do no I/O."""

@@ -1,7 +1,6 @@
-"""The store's interface on an etcd v3 cluster.
+"""The store's interface on an etcd v3 cluster; `store.interface` lists the differences from the built-in server.
 
-`store.interface` lists the differences from the built-in server. For a `Wait` request, the client reads the keys,
-watches at most `WATCHES_MOST` missing ones, and reads again.
+For a `Wait` request, the client reads the keys, watches at most `WATCHES_MOST` missing ones, and reads again.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Client(interface.Store):
     fail_over: float = 2.0  # etcd replaces a lost leader after 1 to 2 s by default
     observed_address: str | None = None
     end_addresses: tuple[str, str] | None = None
-    server: str = ""  # the id of the member met first; "another" if `end_addresses` is a connection to another member
+    server: str = ""  # the id of the first member that answered; "another" if `end_addresses` are of another route
 
     def __init__(
         self,

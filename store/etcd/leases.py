@@ -86,12 +86,12 @@ async def grant(members: Members, ttl: float, deadline: float, *, id: int | None
 
 
 def new_lease_id() -> int:
-    """Return an id that no other client has."""
+    """Return a random lease id, which no other client has."""
     return secrets.randbelow(CHOSEN_LEASE_LEAST - 1) + 1
 
 
 def check_lease_id(lease: int | None) -> None:
-    """Raise an error for an id that no lease of etcd can have; among them is 0, by which etcd means no lease."""
+    """Raise an error for an id that no lease can have, such as 0: to etcd, it means no lease."""
     if lease is not None and lease.bit_length() > 64:
         raise StoreUsageError(f"{brief(lease)} is no id of a lease")
     if lease is not None and not 0 < lease < 2**63:

@@ -56,7 +56,7 @@ class Login:
                 raise AuthenticationError(str(error)) from None
             except AuthenticationError:
                 before, password = password, self._read_password()
-                if password == before:  # a changed password is tried
+                if password == before:  # otherwise the changed password is tried
                     raise
             else:
                 return str(reply.token)

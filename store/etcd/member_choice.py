@@ -1,7 +1,4 @@
-"""Which members of a cluster fail, which member the client tries next, and the cluster's identity.
-
-The identity shows if the cluster that answers is still the one that the client met first (promise S10).
-"""
+"""Chooses the member that a client tries next, and checks that the cluster is still the one met first (S10)."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
 
     from store.etcd.rpc import etcd_pb2 as pb
 
-PAUSE_FIRST = 0.02  # seconds; the limit of the first pause between attempts, made once all members have failed
+PAUSE_FIRST = 0.02  # seconds; the limit of the first pause between attempts
 PAUSE_GROWTH = 1.6  # the factor by which the longest pause grows per attempt
 PAUSE_MOST = 5.0  # seconds; the longest pause if the cluster is silent or without a leader
 PAUSE_MOST_UNREACHED = 1.0  # seconds; the longest pause if no member can be reached

@@ -1,4 +1,4 @@
-"""Reads at an etcd cluster, at one revision over several requests. Guards are checked here."""
+"""Reads from an etcd cluster: several requests read at one revision, and conditions are checked after the answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from store.etcd.members import Members
     from store.etcd.rpc import etcd_pb2 as pb
 
-GETS_MOST: Final = 100  # keys read in one request; etcd takes 128 operations
+GETS_MOST: Final = 100  # keys read in one request; etcd takes 128 operations per request
 PAGE: Final = 1_000  # keys listed in one request
 
 Asked: TypeAlias = "list[Fields]"  # a string, as `list` is a method inside `Reads`
@@ -32,7 +32,7 @@ class Reads:
     async def read(
         self, guard: Sequence[Condition], asked: Asked, deadline: float, *, revision: int = 0
     ) -> tuple[Ranges, int]:
-        """Return ranges at `revision`; if 0, at the present one if `guard` holds, else raise `ConditionFailed`."""
+        """Return ranges at `revision`; at 0, the present one, raise `ConditionFailed` unless `guard` holds."""
         if revision:
             guard, asked = (), [{**each, "revision": revision} for each in asked]
         if not guard and len(asked) == 1:

@@ -286,7 +286,7 @@ def result_of(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, 
                 results.append(entry_in(each[0].response_range))
             case Put():
                 results.append(plan.sums.get(place, revision))
-            case _:  # a deletion, or in a `recovery_reads` the count of the deleted keys
+            case _:  # a deletion, or the count of deleted keys that `recovery_reads` asked for
                 count = sum(it.response_delete_range.deleted + it.response_range.count for it in each)
                 results.append(count > 0 if isinstance(operation, Delete) else count)
     return TransactionResult(plan.succeeded, tuple(results), revision)
@@ -300,7 +300,7 @@ def recovery_reads(plan: Plan, revision: int, *, hidden: str) -> Fields:
         at = revision - 1  # the plan read and deleted keys as of the revision before its own
         if isinstance(operation, Put):
             written.add(operation.key)
-            at = 0  # 0, the present, cannot be compacted; this read is not used, as a put's result is known
+            at = 0  # the present, which is never compacted; the result of this read is not used
         elif isinstance(operation, Get) and operation.key in written:
             at = revision
         for request in _operation_requests(operation, hidden):

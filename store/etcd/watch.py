@@ -44,7 +44,7 @@ class Watch(interface.Watch):
         self.ready: deque[list[Event]] = deque()
         self._reset: Event | None = None  # the reset event to yield once the watch is open again
         self._closed = False
-        self._population: int | None = None  # the number of keys; None if unknown
+        self._population: int | None = None  # the number of keys under the prefix; None if unknown
 
     async def __aenter__(self) -> Self:
         deadline = anyio.current_time() + self._timeout

@@ -48,14 +48,14 @@ class WriteAttempts:
         self._request, self._deadline, self._doubt = request, deadline, doubt
         chosen = request.grants if isinstance(request, Transact) else ()
         self._to_grant = {grant.id: grant.ttl for grant in chosen if grant.id}
-        self._passing: set[int] = set()  # ids of leases that are only for one put with a `ttl`
+        self._passing: set[int] = set()  # ids of leases that were made for one put with a `ttl` each
         write = normalize(request, guard)
         puts = [each.lease for each in (*write.then, *write.otherwise) if isinstance(each, Put) and each.lease]
         own = (lease for lease in puts if lease in self._to_grant or lease == receipts.writers_lease)
         self._own_lease = next(own, None)
         self._write = replace(write, then=self._add_leases(write.then), otherwise=self._add_leases(write.otherwise))
         self._looks = self._write.needed_reads()
-        self._known: Known | None = None  # the results of `needed_reads`, at `_revision`; None before
+        self._known: Known | None = None  # the results of `needed_reads` at `_revision`; None before these reads
         self._revision = 0
         self._must_look = not self._write.can_skip_reads
         self._receipt: Receipt | None = None  # the receipt of a write that may be under way

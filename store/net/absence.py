@@ -1,7 +1,4 @@
-"""Logs that a store cannot be reached while a call waits for it, at growing intervals.
-
-If several calls of one process wait for the same store, only the oldest call logs.
-"""
+"""Logs that a store cannot be reached while calls wait for it; only the oldest call of a process logs."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def short_collections() -> Iterator[None]:
 
 
 def collect_frozen() -> None:
-    """If many objects were frozen since the last call, collect these, too; call this when a pause does no harm."""
+    """Run a full collection, if many objects were frozen since the last one. Call this when a pause does no harm."""
     global _looked_at
     if gc.get_freeze_count() > _looked_at + GROWTH:
         gc.unfreeze()

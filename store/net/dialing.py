@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from store.net.address import Address
 
 FOUND_WITHIN: Final = 3.0  # seconds for all name lookups
-ELSEWHERE: Final = "another"  # stands for the id of any member but the first
+ELSEWHERE: Final = "another"  # stands for the id of any host but the first
 
 Ends: TypeAlias = tuple[str, str]  # the two ends of a route: the addresses of this machine, and of a cluster's member
 
@@ -74,7 +74,7 @@ class TcpDialer:
 
 
 async def find_route(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:
-    """Return the route to the first host, and its id `server`; if that is this machine, to another, and `ELSEWHERE`."""
+    """Return the route to the first host, and `server`; if it is this machine, the route to another, and `ELSEWHERE`."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
         for place, (host, port) in enumerate(hosts):
@@ -165,14 +165,14 @@ def describe(error: BaseException) -> str:
 
 
 def shortage_here(error: BaseException) -> str:
-    """Return what this machine or process lacks, if that has caused an error, with the remedy; "" for other errors."""
+    """Return the shortage of this machine or process that caused an error, with the remedy; "" for other errors."""
     if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
         return port_shortage()
     return "" if isinstance(error, BlockingIOError) else exhausted_limit(error)
 
 
 def exhausted_limit(error: BaseException) -> str:
-    """Return the limit of this process that an error shows to be exhausted, with the remedy; "" for other errors."""
+    """Return the exhausted limit of this process that caused an error, with the remedy; "" for other errors."""
     if isinstance(error, socket.gaierror):  # a resolver may fail because it cannot open a file
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))

@@ -37,7 +37,7 @@ CHECK_EVERY = 0.5  # seconds between the calls of `check` in `connect_blocking`
 LOOKED_UP_WITHIN = 1.0  # seconds to wait for a lookup; then known addresses that have worked are used
 HOLDS_FOR = 3.0  # seconds that a lookup's result is used for; more than the longest pause between attempts
 TOLD_MOST = 4  # the most addresses of a name in one message
-UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # not failed; EAGAIN: memory is short
+UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # no failures; EAGAIN: memory is short
 WORKED, SILENT = -1, 1  # ranks: of the address that worked last, and of those that failed since; else 0
 SMALL_SEGMENT = 1024  # bytes; such packets pass all IPv6 networks and most tunnels
 

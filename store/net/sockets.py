@@ -1,4 +1,4 @@
-"""Sockets: quick sending, early notice of a dead peer, `fork()` and signals.
+"""Sockets that send at once and notice a dead peer early; their use with `fork()` and signals.
 
 While a forked child holds its parent's sockets open, the peer does not notice the parent's death. So sockets are
 registered here, and a forked child replaces them by `/dev/null`, which keeps their numbers in use.
@@ -49,7 +49,7 @@ CALLED = frozenset({"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"})
 
 
 def raised_by_signal(error: BaseException | None) -> bool:
-    """Return True if a signal's handler raised this error, and not a package of `CALLED`."""
+    """Return True if a signal's handler raised this error: no package of `CALLED` did."""
     if error is None or threading.current_thread() is not threading.main_thread():  # signal handlers run there
         return False
     trace = error.__traceback__

@@ -1,7 +1,4 @@
-"""The blocking recipes; see `store.recipes`.
-
-A block that loses its lock goes on to its end and then raises `LeaseNotFound`: fence its writes by `held.fence`.
-"""
+"""The blocking recipes. A block that lost its lock raises `LeaseNotFound` only at its end: fence its writes."""
 
 from __future__ import annotations
 
