@@ -74,7 +74,7 @@ def _guarded(request: Request[R], when: Iterable[Condition]) -> Request[R]:
 
 
 def checked_timeout(timeout: object, default: float | None) -> float | None:
-    """Return the seconds that a call may take, or None; `StoreUsageError` if it is not a number."""
+    """Return the seconds that a call may take, or None; `StoreUsageError` if `timeout` is not a number."""
     seconds = default if timeout is None else timeout
     if seconds is None or (type(seconds) is float and not math.isnan(seconds)):
         return seconds
@@ -100,9 +100,9 @@ class DisconnectNotifier:
     """Tells the keepers of a client's leases that a connection has ended. Safe to use from several threads.
 
     After the end of a connection the server may expire a lease early, so listeners are called with the time of the end.
-    If connections are refused, no server expires leases, and a restarted one gives each lease its full TTL: listeners
-    get infinity, then the time of the first attempt that is not refused. A client that reads only during calls has a
-    `look`, which checks its connections.
+    If connections are refused, no server runs, and a restarted one gives each lease its full TTL. Then listeners get
+    infinity, and later the time of the first attempt that is not refused. `look` checks the connections of a client
+    that reads only during calls.
     """
 
     def __init__(self, time: Callable[[], float], look: Callable[[], object] = lambda: None) -> None:
@@ -461,7 +461,7 @@ class BlockingCalls(ABC):
         """See `Calls.aclose`."""
 
     def time(self) -> float:
-        """Return seconds on this client's clock: this machine's monotonic one."""
+        """Return seconds on this machine's monotonic clock."""
         return monotonic()
 
     @abstractmethod

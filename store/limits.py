@@ -14,7 +14,7 @@ MIB = 1024 * KIB
 
 
 def _limit(default: float, help: str, *, past: str, used: str | None = None) -> Any:
-    """Return a field for a limit; `past` is the effect beyond it, `used` the figure of `stats` that the limit bounds."""
+    """Return a field for a limit; `past` is the effect beyond it, `used` the figure of `stats` that it bounds."""
     return field(default=default, metadata={"help": help, "past": past, "used": used})
 
 
@@ -133,7 +133,7 @@ class Limits:
         all_three = "one outbox_bytes_max, frame_bytes_max and history_bytes_max"
         for name, least, enough, for_what in (
             ("frame_bytes_max", value, value, "one value of value_bytes_max and what goes with it"),
-            ("memory_bytes_max", held_back, held_back + value, all_three),  # this least leaves room for small values only
+            ("memory_bytes_max", held_back, held_back + value, all_three),  # the least: only small values fit
         ):
             if getattr(self, name) < least:
                 raise ValueError(

@@ -18,7 +18,7 @@ GONE_TTL = 0.1  # seconds that a lease outlives its process; a living process re
 
 
 def key_bytes(key: str) -> int:
-    """Return the most bytes that a key takes in memory and in UTF-8."""
+    """Return an upper bound of a key's bytes, in memory and in UTF-8."""
     return len(key) if key.isascii() else 4 * len(key)
 
 

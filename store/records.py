@@ -13,7 +13,7 @@ not mix their kinds in `==`, sets or keys.
 
 - A type accepts its own values, and converts those of subclasses; but `bool` is no `int`.
 - `float` also takes an `int`, `bytes` any buffer, and `tuple[X, ...]` a list.
-- A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if it exists. A `Literal` takes any text.
+- A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if defined. A `Literal` takes any text.
 - A member of a `StrEnum` is its word; its `_missing_` converts unknown words.
 - The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes Y; `Annotated[str,
   TextAs(f)]` takes a text, which becomes f(text).
@@ -151,7 +151,7 @@ def _exact_kind(type_: type) -> _FieldKind:
 
 def _int_enum_kind(type_: type[IntEnum]) -> _FieldKind:
     members = {member.value: member for member in type_}
-    other = type_.__members__.get("OTHER")  # the member that stands for all members of later releases
+    other = type_.__members__.get("OTHER")  # stands for all members of later releases
 
     def read(value: Any) -> Any:
         if type(value) is bool or not isinstance(value, int):
@@ -358,7 +358,7 @@ class RecordType(type):
         return cast("RecordType", made)
 
     def __dir__(cls) -> list[str]:
-        """Return the names that callers use: not those of bases without fields, which read, check and pack records."""
+        """Return the names that callers use, without the methods that read, check and pack records."""
         machinery = {"field_error"}
         for base in cls.__mro__:
             if isinstance(base, RecordType) and not cast("type[Record]", base).fields:

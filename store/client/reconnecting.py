@@ -357,7 +357,7 @@ class Reconnecting(interface.Store):
         began, links = self.time(), list[Connection]()
 
         def make_connection() -> Connection:
-            # called once TCP is connected, before the TLS handshake
+            # TCP is connected now; the TLS handshake follows
             scope.deadline = self.time() + self.timeouts.first_bytes_timeout()
             self.timeouts.note_connect_time(self.time() - began)
             self._trying = link = Connection(self)

@@ -1,7 +1,6 @@
-"""The blocking twin of the etcd client.
+"""The blocking twin of the etcd client, which runs in a thread.
 
-The async client runs in a thread, which the first call starts. A call that Ctrl-C or a signal's handler interrupts
-returns at once, and is cancelled in the thread.
+A call that Ctrl-C or a signal's handler interrupts returns at once, and is cancelled in the thread.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Cluster:
 
 
 def _range_end(prefix: bytes) -> bytes:
-    """Return the first key after all that start with a prefix; UTF-8 has no byte 255."""
+    """Return the first key after all that start with a prefix: its last byte plus 1, as UTF-8 has no byte 255."""
     return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"  # to etcd, an end of one zero byte means no end
 
 

@@ -147,7 +147,7 @@ class Members:
         what: str = "",
         doubt: MaybeDone | None = None,
     ) -> Any:
-        """Ask until a member answers, or until `deadline` on the loop's clock; errors name the request by `what`.
+        """Repeat a request until a member answers, or until `deadline` on the loop's clock; errors call it `what`.
 
         `fields` may be a function, called before each attempt. `doubt.any` is set if a failed attempt may have been
         carried out. Raise `Failure` with `COMPACTED` or `LEASE_EXISTS`, or a `StoreError`.

@@ -69,7 +69,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """A write in its normal form: if `guard` holds, do `then` if `when` holds, else `otherwise`."""
+    """A write in its normal form: if `guard` holds, `when` decides between `then` and `otherwise`."""
 
     guard: tuple[Condition, ...] = ()
     when: tuple[Condition, ...] = ()
@@ -146,7 +146,7 @@ def normalize(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
 
 
 def _check_operations(operations: Sequence[Operation]) -> None:
-    """Raise the same errors for invalid operations as the embedded store."""
+    """Raise the same errors for invalid operations as the built-in server."""
     written = set()
     for operation in operations:
         if isinstance(operation, Get):

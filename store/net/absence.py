@@ -20,7 +20,7 @@ log: logging.Logger = logging.getLogger(__name__)
 FIRST: Final = (3.0, 10.0, 30.0)  # seconds of waiting at which a line is logged; later at each doubling
 FORGOTTEN_AFTER: Final = 10.0  # seconds; if the last failure is longer ago than this, a failure begins a new outage
 
-_waiting: defaultdict[str, list[object]] = defaultdict(list)  # the waits for each store, by its name, oldest first
+_waiting: defaultdict[str, list[object]] = defaultdict(list)  # by name of the store: its waits, oldest first
 
 
 @contextlib.contextmanager

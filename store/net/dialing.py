@@ -74,7 +74,7 @@ class TcpDialer:
 
 
 async def find_route(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:
-    """Return the route to the first host, and `server`; if it is this machine, the route to another, and `ELSEWHERE`."""
+    """Return the route to the first host, and `server`; if it is this machine, a route to another, and `ELSEWHERE`."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
         for place, (host, port) in enumerate(hosts):

@@ -41,7 +41,7 @@ def host_name() -> str:
 
 @functools.cache
 def loopback_id() -> str:
-    """Return an id of this process's loopback network, equal in processes that share it."""
+    """Return an id of this process's loopback network; processes that share the network have the same id."""
     try:
         # Both parts are needed: containers of one host share its boot id, and different hosts use equal network ids.
         where = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/net").readlink())

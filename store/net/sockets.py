@@ -38,12 +38,12 @@ OPTIONS = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, sock
 OPTIONS += [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
-    if hasattr(socket, name)  # macOS has other names
+    if hasattr(socket, name)  # macOS lacks some of them
 ]
 
 Sockets: TypeAlias = "Sequence[socket.socket]"
 
-# The registered sockets, by owner: asyncio's socket objects allow no weak references.
+# The registered sockets. The keys are their owners, as asyncio's socket objects allow no weak references.
 _owned: weakref.WeakKeyDictionary[object, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 CALLED = frozenset({"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"})
 

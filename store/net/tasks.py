@@ -57,7 +57,7 @@ async def run_together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
         raise
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # asyncio logs each error that no caller retrieves; only the first one is raised
+            task.exception()  # or asyncio logs this error as never retrieved: only the first one is raised
     return tuple(task.result() for task in tasks)
 
 

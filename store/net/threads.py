@@ -128,7 +128,7 @@ class Call(Generic[T]):
 
     def _handle_task_end(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # read the error, or asyncio reports it as never retrieved
+            task.exception()  # or asyncio logs the error as never retrieved
         self.over.set()
 
     async def end(self) -> None:
