@@ -442,7 +442,7 @@ class BlockingAsAsync(Calls):
 
     @contextlib.asynccontextmanager
     async def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> AsyncIterator[LeaseLike]:
-        """Hold a lease that a thread keeps."""
+        """Hold a lease that a thread renews."""
         with self.blocking.kept_lease(ttl, **terms) as lease:
             yield lease
 
@@ -466,7 +466,7 @@ class BlockingCalls(ABC):
 
     @abstractmethod
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> AbstractContextManager[LeaseLike]:
-        """Return a lease that a thread keeps during `with`; arguments as in `grant`."""
+        """Return a lease that a thread renews during `with`; arguments as in `grant`."""
 
     @property
     def _awaited(self) -> Calls:

@@ -198,5 +198,5 @@ class BlockingStore(BlockingCalls):
         """Make every present and later wait raise `WaitEnded`."""
 
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingKeptLease:
-        """Return a lease that a thread keeps during `with`."""
+        """Return a lease that a thread renews during `with`."""
         return BlockingKeptLease(self, ttl, **terms)

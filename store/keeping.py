@@ -173,7 +173,7 @@ class KeptLeases:
 
 
 class HeldLease:
-    """A lease that is kept, or that a transaction will grant: call `keep` after the transaction."""
+    """A lease that is kept. If a transaction grants it, call `keep` afterwards."""
 
     def __init__(self, keeping: KeptLeases, *, id: int, ttl: float) -> None:
         self._keeping = keeping

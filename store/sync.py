@@ -47,7 +47,7 @@ def connect(
         from store.etcd.codec import Cluster
 
         etcd_client = etcd_sync.Client(Cluster.parse(url), tls=tls, user=user, password=password, timeout=timeout)
-        client = cast("Client", etcd_client)  # as in `store.connect`
+        client = cast("Client", etcd_client)  # typed as in `store.connect`
     else:
         client = Client(Address.parse(url), token=secret, tls=tls, timeout=timeout)
     with client:

@@ -130,7 +130,7 @@ class Client(interface.BlockingStore):
         """See `BlockingStore.end_waits`."""
         self.shared.waits_ended = True
         for channel in tuple(self._waiting):
-            channel.interrupt()  # if its wait was just answered, the channel reconnects at its next call
+            channel.interrupt()  # if the wait was answered meanwhile, the channel reconnects at its next call
 
     def _acquire_channel(self) -> Channel:
         try:
@@ -290,7 +290,7 @@ class Watch(interface.BlockingWatch):
             except StoreTimeoutError as error:
                 if raised_by_signal(error):
                     raise
-                self._channel.close()  # the server may still open the watch on this connection
+                self._channel.close()  # or the server may open the watch late on this connection
             else:
                 if self._reset is not None:
                     self._batch, self._reset = (self._reset,), None

@@ -147,7 +147,7 @@ class Watch(interface.Watch):
             pass  # `Client.fail` has ended this watch
         except StoreError as error:
             self.end(error)
-        except Exception as error:  # noqa: BLE001 - the reader must not wait for ever
+        except Exception as error:  # noqa: BLE001 - raise any error in the reader, which waits
             self.end(ConnectionLost(f"a watch at {self._client.name} has failed: {error!r}", maybe_applied=False))
 
     async def _open(self, timeout: float | None) -> None:

@@ -27,7 +27,7 @@ class HealthAction(enum.Enum):
 
     NOTHING = enum.auto()
     PING = enum.auto()
-    SEEK = enum.auto()  # try a fresh connection beside this one
+    SEEK = enum.auto()  # keep this connection, and try a fresh one
     HANG_UP = enum.auto()
 
 

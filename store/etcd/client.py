@@ -81,7 +81,7 @@ class Client(interface.Store):
     fail_over: float = 2.0  # etcd replaces a lost leader after 1 to 2 s by default
     observed_address: str | None = None
     end_addresses: tuple[str, str] | None = None
-    server: str = ""  # the id of the first member that answered; "another" if `end_addresses` are of another route
+    server: str = ""  # the id of the member that answered; "another" if `end_addresses` are of another member
 
     def __init__(
         self,

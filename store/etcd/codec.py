@@ -71,7 +71,7 @@ class Cluster:
 
 
 def _range_end(prefix: bytes) -> bytes:
-    """Return the first key after all that start with a prefix: its last byte plus 1, as UTF-8 has no byte 255."""
+    """Return the first key after a prefix's keys: add 1 to the prefix's last byte, which is never 255 in UTF-8."""
     return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"  # to etcd, an end of one zero byte means no end
 
 

@@ -1,1 +1,1 @@
-"""Addresses, dialing, sockets, and threads with a loop."""
+"""Addresses, dialing, sockets, and threads with an event loop."""

@@ -15,7 +15,7 @@ _id = os.urandom(16)
 
 
 def process_identity() -> bytes:
-    """Return 16 random bytes, constant for the life of this process; a forked child has others."""
+    """Return 16 random bytes, constant for the life of this process; a forked child has its own."""
     return _id
 
 

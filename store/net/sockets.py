@@ -59,7 +59,7 @@ def raised_by_signal(error: BaseException | None) -> bool:
 
 
 def is_ctrl_c(error: BaseException) -> bool:
-    """Return True for KeyboardInterrupt in the main thread; elsewhere, a user's function has raised it by itself."""
+    """Return True for KeyboardInterrupt in the main thread; in other threads, a user's function raised it."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 

@@ -75,7 +75,7 @@ class _TimedRequests:
             raise StoreTimeoutError(self._late)
 
     def timeout_error(self, error: StoreError) -> StoreError:
-        """Return `error`; after the timeout, return one that says if another client held the lock."""
+        """Return `error`; after the timeout, an error that says if another client held the lock."""
         late_after = SILENT_AFTER if self._timeout == 0 else self._timeout
         if late_after is None or self.store.time() < self._began_at + late_after - EARLY:
             return error
