@@ -48,7 +48,7 @@ class AbsentNodes(Record, kw_only=True):
     missing: tuple[Missing, ...] = ()  # at most `NAMED_MOST`
     count: int = 0  # the number of all missing nodes
     waited: float | None = None  # seconds that too few nodes have waited; None if enough or no nodes wait
-    staying: tuple[str, ...] = ()  # the live members, if others wait to join; empty if more than `NAMED_OF_MANY`
+    staying: tuple[str, ...] = ()  # the live members, if nodes wait to join; empty if more than `NAMED_OF_MANY`
     staying_at: tuple[str, ...] = ()  # the addresses of the `staying` members
     said_at: float = 0.0  # the Unix time of this report; 0 if unknown
 
@@ -137,7 +137,7 @@ class AbsenceBook:
             self._short_since = now - (waited or 0.0)
 
     def report(self, *, now: float, staying: Mapping[str, str] | None = None) -> AbsentNodes:
-        """Return the report; `staying` maps the ids for `Absent.staying` to addresses."""
+        """Return the report; `staying` maps ids to addresses, for `AbsentNodes.staying`."""
         count = len(self._gone) + len(self._unseen)
         gone = (
             Missing(node_id=node_id, how=how, ago=None if at is None else max(now - at, 0.0), address=address, why=why)

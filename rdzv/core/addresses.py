@@ -8,7 +8,7 @@ Unless configured, a node's address is the one that the store sees, which is wro
                                   the node knows from which address its own system sends.
 
 So a node's record has the addresses of both ends of its connection to the store, and the coordinator replaces wrong
-addresses when it completes a round. With several servers (etcd), a server's address is only for nodes on its host.
+addresses when it completes a round. With several servers (etcd), a node on a server's host gets that server's address.
 
 A loopback address is published only if all members are on one host.
 """
@@ -51,7 +51,7 @@ def addresses_for_record(observed_address: str, sends_from: str, store_at: str) 
 
 
 def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:
-    """Return the members with addresses where others reach them, or ""; raise RendezvousSettingsError for rank 0."""
+    """Return the members with reachable addresses, or "" if unknown; RendezvousSettingsError if rank 0 has none."""
     own = _find_forwarded(members)
     found = tuple(one.replace(address=one.sends_from, store_at="") if one.node_id in own else one for one in members)
     remote = [one for one in found if not _is_on_the_stores_host(one) and not is_loopback(one.address)]

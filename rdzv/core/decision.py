@@ -125,7 +125,7 @@ class Wait:
 
 Act = Resize | Expel | Commit | Publish | AskStop | Wait
 
-LAST_CALL_GRACE = 10.0  # seconds after a last call for which join timeouts stay suspended: a new coordinator may commit
+LAST_CALL_GRACE = 10.0  # seconds that join timeouts stay suspended after a last call, as a new coordinator may commit
 MANY = 64  # from this many nodes on, a change of the count of arrivals alone is reported less often
 UNBANS_AT_ONCE = 16  # lifted bans that one write of the history adds
 RETRY_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes
@@ -244,8 +244,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
         phase = Phase.LAST_CALL
     else:
         phase = Phase.GATHERING
-    # If there are too few nodes for a round, none is a spare: a spare's join timeout is suspended, but join timeouts
-    # must run while nodes are missing (R1).
+    # If too few nodes wait, none is a spare: a spare's join timeout is suspended, but join timeouts must then run (R1).
     here = [*(view.records[node_id] for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
     room = rules.round_size(len(rules.in_whole_units(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0

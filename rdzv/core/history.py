@@ -1,6 +1,6 @@
 """A run's history, as its coordinators keep it.
 
-The last chapters are in one key, which the coordinator writes in transactions that it makes anyway: a commit, or a
+The last rounds (chapters) are in one key, which the coordinator writes together with each commit, and with each
 progress that reports gone members or the closing.
 
 A duration is None unless one coordinator saw both its beginning and its end.
@@ -249,9 +249,8 @@ class HistoryWriter:
     ) -> History:
         """Return the history with a round about to be committed.
 
-        `nodes` maps the members' ids, by rank, to addresses; `known` has the ids of the previous round's members. `at`
-        is the time of day at `now`; the last node arrived at `arrived`, on the same clock as `now`. If the run's former
-        store was lost, `lost_store` is its host.
+        `nodes` maps ids, by rank, to addresses; `known` has the previous round's ids. `at` is the time of day at `now`.
+        The last node arrived at `arrived`, on the clock of `now`. `lost_store` is the host of a lost former store.
         """
         node_ids = list(nodes)
         before = frozenset(known)
@@ -291,7 +290,7 @@ class HistoryWriter:
         why: Mapping[str, str] = MappingProxyType({}),
         unbans: Iterable[Unban] = (),
     ) -> History | None:
-        """Return the history with new incidents from `progress`, None without any; `why`: reasons by node id."""
+        """Return the history with new incidents; None if there are none. `why` maps node ids to reasons."""
         chapter = self._history.chapters[-1] if self._history.chapters else None
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:
             return None

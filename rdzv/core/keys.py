@@ -26,11 +26,10 @@ class Keys:
     has_successors: bool = field(default=False, repr=False, compare=False)  # True if the URL lists several hosts
     root: str = field(init=False, repr=False, compare=False)  # the prefix of all the run's keys
 
-    # Keys.
     lease: ClassVar[_Key] = _Key("lease")  # on the run's own lease: a reader of this key learns the lease's id
     settings: ClassVar[_Key] = _Key("settings")
     marker: ClassVar[_Key] = _Key("nodes//marker")  # written by a coordinator to see when its watch is up to date
-    coordinator: ClassVar[_Key] = _Key("head/coordinator")  # the coordinator's id; its create_revision is the *term*
+    coordinator: ClassVar[_Key] = _Key("head/coordinator")  # coordinator's id; the key's create_revision is the *term*
     round: ClassVar[_Key] = _Key("head/round")
     closed: ClassVar[_Key] = _Key("head/closed")
     progress: ClassVar[_Key] = _Key("head/progress")
@@ -62,7 +61,7 @@ class Keys:
 
     @property
     def ending(self) -> str:
-        """The key that exists while the store shuts down, so that no node joins; with several hosts, one for all."""
+        """The key that prevents joins while the store shuts down. With several hosts, runs of all prefixes share it."""
         return f"{'/rdzv' if self.has_successors else self.prefix}/ending"
 
     @property

@@ -85,7 +85,7 @@ def _fill_places(
 
 
 @dataclass(frozen=True, slots=True)
-class by_topology:  # noqa: N801  an order like the others, that also selects
+class by_topology:  # noqa: N801  used like the functions above; `choose` also selects
     """The order by an attribute's value (the domain), then by name, both in natural order.
 
     If not all nodes can be members, at most one domain is split. As far as the count allows, domains of current members

@@ -1,4 +1,4 @@
-"""A completed round as records: `Round`, small, as every node receives it, and its members, in buckets."""
+"""The records of a completed round: a small `Round`, which every node receives, and buckets of its members."""
 
 from __future__ import annotations
 
@@ -53,14 +53,13 @@ class Round(Stored, kw_only=True):
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     number: int  # from 0
-    term: int  # the term in which the round was completed; a part of the keys of its buckets
+    term: int  # the coordinator's term in which the round completed; the names of the round's keys contain it
     size: int
-    buckets: int  # how many keys have the members' ranks and names
+    buckets: int  # the number of keys with members' ranks; as many keys have their names
     host: str  # rank 0's address
     port: int  # a free port of `host`
     lease: int | None = None  # the lease of the round's store, which expires soon after the last coordinator is gone
-    # The rank of the member that has finished the largest step, and that step; None if no step is finished.
-    newest: tuple[int, int] | None = None
+    newest: tuple[int, int] | None = None  # the rank of the member with the largest finished step, and that step
     in_steps: bool = False  # True: a member uses `rounds()`, so the members agree on the step to leave at
     # The lost, departed and new nodes since the previous round, at most `SINCE_MOST` of each.
     since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
@@ -87,7 +86,7 @@ class Round(Stored, kw_only=True):
 
 
 def pack_arrivals(arrivals: Sequence[int]) -> dict[str, Any]:
-    """Return two fields of `Round`: the lowest arrival, and each rank's distance from it in two bytes; else {}."""
+    """Return `least` and `arrivals` of a `Round`; {} if it has too many members, or arrivals too far apart."""
     least = min(arrivals)
     if len(arrivals) > ARRIVALS_MOST or max(arrivals) - least >= 1 << 16:
         return {}

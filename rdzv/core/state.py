@@ -204,7 +204,7 @@ class Progress(Stored, kw_only=True):
         return Progress(phase=Phase.TRAINING, round=number, needed=self.needed, capacity=self.capacity, live=size)
 
     def keep_lost_name(self, node_id: str, before: Progress) -> Progress:
-        """Return this progress, also with a lost node that `before` names: the limit on names may have dropped it."""
+        """Return this progress, and name this lost node if `before` does: the limit on names may have dropped it."""
         if self.round != before.round or node_id in self.lost_ids or node_id not in before.lost_ids:
             return self
         why = tuple(one for one in before.why_lost if one[0] == node_id)
@@ -249,7 +249,7 @@ class HostedNode(NamedTuple):
     """A node in the process that serves the store."""
 
     arrival: int
-    last_round: int  # the revision, in any store, of the node's last round before this arrival; 0 for none
+    last_round: int  # the revision of the node's last round before this arrival, perhaps in another store; 0 for none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,9 +131,8 @@ class StopAgreement:
         """Return the record to write, and the revision that it replaces; None if none is due. Change nothing.
 
         `round` is the last round's number, `standing` the last record that this node has seen in the store. `why` says
-        why all should leave; it is empty if they should not. `members` are the live members that use steps, so they
-        answer. If the run is `closing`, and a member answered None or `some_have_gone`, all leave at once: the others
-        would wait for that member in their next step.
+        why all should leave; else it is empty. `members` are the live members that use steps. If the run is `closing`,
+        and a member answered None or has gone, all leave at once: the others would wait for it in their next step.
         """
         if self._asked is not None and (standing is None or standing.revision < self._asked.revision):
             standing = self._asked  # the watch has not delivered this coordinator's own write yet

@@ -121,7 +121,7 @@ def _row_of_plain(kind: type[Stored], plain: Any, outside: dict[str, object]) ->
             for place, name in _outside_fields(kind):
                 plain.insert(place, outside[name])
             return plain
-        plain = {name: one for (_, name, _), one in zip(inside, plain, strict=False)}  # short: from an earlier release
+        plain = {name: one for (_, name, _), one in zip(inside, plain, strict=False)}  # an earlier release writes fewer
     plain.update(outside)
     return [plain[name] if name in plain else kind.defaults[name] for name in kind.fields]
 

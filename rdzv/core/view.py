@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import BegunStep
     from store.messages import Event
 
-# How a node's lease ended, in words.
-_WHY: dict[str, str] = {
+_WHY: dict[str, str] = {  # how a node's lease ended, in words
     "": "",
     "gone": "its process ended",
     "disconnected": "its connection closed, and it did not come back",
@@ -320,8 +319,7 @@ class View:
         for left, count in ((False, said.lost), (True, said.departed)):
             self._unnamed[left] = max(count - self._count_gone(left=left), 0)
         if self.enough_since is not None and said.last_call_left is not None:
-            # The reported last call continues if enough of the nodes that the report counted still wait; otherwise,
-            # later arrivals began a new last call.
+            # If enough nodes that the report counted still wait, its last call continues; else a new one began later.
             standing = sum(1 for record in self.waiting.values() if record.arrival <= said.last_arrival)
             if standing >= self._needed:
                 left_of_it = max(said.last_call_left - (now - self._inherited_at), 0.0)
@@ -343,8 +341,7 @@ class View:
             return
         self.waiting[record.node_id] = record
         if member is not None and (record.arrived_after < self.number or record.lapsed_in == self.number):
-            # The member arrives anew without having left: either the member was lost, or the reply to its former
-            # arrival was. Count the member as lost, so that others do not wait for it.
+            # The member was lost, or the reply to its former arrival was: count it as lost, so that none waits for it.
             self._missed.setdefault(record.node_id, _GoneMember(left=False, why=self._why_unseen(record.node_id)))
         if record.gave_up:
             self.gave_up[record.node_id] = record

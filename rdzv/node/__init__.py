@@ -1,1 +1,1 @@
-"""One node's part in a run: it arrives, follows the head, coordinates if elected, and leaves."""
+"""One node's part in a run: it arrives, watches the run's keys, coordinates if elected, and leaves."""

@@ -79,12 +79,12 @@ class Handler(NodeView, RendezvousHandler):
             joining = self.start(node.next_rendezvous(ticket, self._make_health_check(node)))
             return self._make_info(wait_for_result(joining))
         except BaseException:
-            # `abandon` undoes the call, even if a signal handler raised around it. A failed call has undone its work.
+            # `abandon` undoes a call that a signal handler may have interrupted. A failed call has undone its own work.
             if joining is None or not joining.has_failed:
                 try:
                     self._abandon(node, ticket)
                 except BaseException:
-                    self._abandon(node, ticket)  # once more, if a second Ctrl-C has interrupted the first `_abandon`
+                    self._abandon(node, ticket)  # a second Ctrl-C may have interrupted the first `_abandon`
                     raise
             raise
 

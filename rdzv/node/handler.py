@@ -70,7 +70,7 @@ class Handler(NodeView, RendezvousHandler):
         self,
         node: Node,
         *,
-        # Make clients for the shared store: `open_store` in the caller's loop.
+        # Both make clients of the round's shared store; `open_store` is called in the caller's loop.
         open_store: Callable[[], contextlib.AbstractAsyncContextManager[Store]],
         open_blocking_store: Callable[[], BlockingStore] | None = None,
     ) -> None:
@@ -89,7 +89,7 @@ class Handler(NodeView, RendezvousHandler):
         try:
             await self.call(self.node.open_link())
         except BaseException:
-            await self.aclose()  # the caller gets no handler that it could close
+            await self.aclose()  # the caller gets no handler to close
             raise
         return self
 
@@ -170,7 +170,7 @@ class Handler(NodeView, RendezvousHandler):
             return self._make_info(wait_for_result(joining))
         except asyncio.CancelledError:
             undoing = self.node.loop.start(self.node.abandon(ticket))
-            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # then the node undoes the call alone
+            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # after that, undoing goes on in the node's loop
                 await undoing.end()
             raise
 

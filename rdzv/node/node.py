@@ -51,7 +51,7 @@ log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
 ANOTHER_STORE_WITHIN = 1.0  # seconds of an attempt to connect after the last store was given up
-GIVES_WAY_FOR = 3.0  # seconds that a leaving node waits for another host
+GIVES_WAY_FOR = 3.0  # seconds that a leaving node waits for another host to serve the next store
 EARLIER_CALLER = 0.1  # seconds beyond `join_timeout` that a caller waits for another caller's attempt to connect
 NEXT_STORE_EVERY = (0.1, 0.3)  # seconds, at random, between attempts to find the successor of an ending store
 

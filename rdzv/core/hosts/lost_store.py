@@ -63,7 +63,7 @@ def _count_gone(round: Round, head: Head) -> int:
     if gone != len(named):
         return gone  # unnamed members may be the ones in `hosted`: do not count them twice
     if now is not None:
-        named |= {node_id for node_id in now.departed_ids if node_id in head.drains}  # they do not move
+        named |= {node_id for node_id in now.departed_ids if node_id in head.drains}  # drained nodes do not move
     # In a large round, `rank_of` returns None, so only `last_round` shows that a node was a member.
     others = [one for node_id, one in head.hosted.items() if node_id not in named]
     return len(named) + sum(

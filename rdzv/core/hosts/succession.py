@@ -1,12 +1,11 @@
-"""When a process may serve the store of a URL that lists several hosts: at most one process does at any moment.
+"""When a process may serve the store of a URL that lists several hosts: at most one at any moment.
 
 A kernel refuses a connection only if no process listens. So a process that wants to serve first listens, as a
 candidate, and then asks all other hosts. The candidate serves once each other host has refused the connection, or has
 answered that its store has ended. Two processes cannot both serve: the process that listened later reaches the other.
 Silence proves nothing: a host that does not answer may still serve.
 
-A candidate gives up if it finds a store that serves, or a candidate earlier in the list of hosts. A candidate waits
-for a candidate later in the list to give up.
+A candidate gives up if it finds a serving store, or a candidate earlier in the list. It waits for later ones to do so.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def server_sent_event(before: dict[str, Any] | None, now: dict[str, Any]) -> byt
 def page_changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the changes for a page in the state `before`; empty if only time has passed.
 
-    A state has the store, the id of the `chosen` run, a summary of each of all `runs`, and the chosen `run`'s report.
+    A state has the store, a summary of each run (`runs`), the `chosen` run's id, and its report (`run`).
     """
     known = {one["run_id"]: _without_times(one) for one in before["runs"]}
     runs = [one for one in now["runs"] if known.pop(one["run_id"], None) != _without_times(one)]

@@ -3,8 +3,8 @@
 The store does not see whether nodes reach each other. A collective that fails may name an unreachable peer. One
 accusation proves nothing: the accuser may be cut off itself. If two members accuse the same member, it is expelled, and
 its own accusations do not count. One accuser is enough to expel a member with which the store has lost contact: see
-`AccusationWatch`. If a connection closes and its peer is unknown, the accused is `UNNAMED`, and the store is asked
-about all members, unless they are many.
+`AccusationWatch`. If a connection closes and its peer is unknown, the accused is `UNNAMED`: the coordinator asks the
+store about all members, unless there are too many.
 
 Accusations are keys below the nodes' prefix: only the coordinator's watch delivers them, in order with records.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from store.messages import Event
 
-ACCUSERS: Final = 2  # this many accusers of one member are believed
+ACCUSERS: Final = 2  # a member with this many accusers is expelled
 UNNAMED: Final = ""  # `Accusation.accused` if the member's name is unknown
 WHY_MOST: Final = 120  # characters of `why`
 

@@ -4,7 +4,7 @@ The coordinator reads the notes that come with keep-alives (`step_log`). A membe
 `stall_timeout` (`first_step_timeout` before its second step, as it may compile), while other members make progress. The
 other members make progress if one of them is at a later step, or has begun a step within half of the limit; or if all
 other members wait in the round's store, and this member does not. If no member makes progress, none is dropped, but the
-coordinator's progress report says so.
+coordinator reports this.
 
 A member that waits for another in a collective makes no progress either. So the coordinator judges no member while one
 of these facts holds, nor for `stall_timeout` afterwards:
@@ -77,7 +77,7 @@ class StallDetector:
 
     def judge(self, heard: Mapping[str, LastNote], *, round: int, now: float, every: float) -> StuckVerdict:
         """Judge a round's live members by their last notes; call this about every `every` seconds."""
-        late = now - self._looked_at > every + AWAY_AFTER  # as after an outage: silence until now is excused
+        late = now - self._looked_at > every + AWAY_AFTER  # for example, after an outage: excuse all silence until now
         if round != self._round or late:
             self._round, self._excused_at = round, now
         self._looked_at = now
@@ -115,7 +115,7 @@ class StallDetector:
         )
 
     def _was_heard_since(self, one: LastNote, other: LastNote) -> bool:
-        """Return False if `one` may wait for `other`, which has not reported since `one` went quiet."""
+        """Return True if `other` has reported since `one` went quiet; if it has not, `one` may be waiting for it."""
         return other.ago <= one.ago + one.note.age - FRESH_PART * self._rules.limit(first=one.note.first)
 
     def _describe_standstill(self, members: list[LastNote]) -> str:

@@ -23,7 +23,7 @@ NODE_STATES: Final = (
 """The states of a node in words, the most urgent first."""
 
 SHOWN_PART: Final = 0.5  # a member is shown as stuck after this share of `stall_timeout`
-# Without `stall_timeout`, a member is shown as stuck after these seconds, or after the time of these steps if longer.
+# Without `stall_timeout`, a member is shown as stuck after this many seconds, or the time of `STUCK_STEPS` if longer.
 STUCK_AFTER: Final = 30.0
 STUCK_STEPS: Final = 10
 SLOW_PART: Final = 0.8  # a member with less than this share of the median rate is slow

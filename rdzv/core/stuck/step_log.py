@@ -38,7 +38,7 @@ class StepNote(Stored, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class _WaitMark:
-    """One wait of a member; a class, as each `get` of a shared store makes one, and generators are far slower."""
+    """One wait of a member. Each `get` of a shared store makes one, and a generator would be far slower."""
 
     beats: StepLog
     what: Callable[[], str]

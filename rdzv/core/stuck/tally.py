@@ -29,9 +29,8 @@ class RunTally(Stored, kw_only=True):
     def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> RunTally:
         """Return the tally after a node's part in a round has ended.
 
-        `round` counts once, although several nodes report it. `restart`: a process of this node failed by itself.
-        `failed`: the round ended by a failure or a loss. `achieved`: a process of this node wrote a checkpoint
-        in this round, or finished a step.
+        `restart`: a process of this node failed by itself. `failed`: the round ended by a failure or a loss; it counts
+        once for all nodes. `achieved`: a process of this node wrote a checkpoint or finished a step.
         """
         fruitless = self.fruitless
         if achieved:

@@ -52,7 +52,7 @@ class Election:
             self.notify()
 
     def notify(self) -> None:
-        """Start an election if the run has no coordinator. The follower calls this when the head has changed."""
+        """Start an election if the run has no coordinator. Called at each change of the head."""
         if self._role_is_free and self._running is None:
             self._start_task(None)
 
@@ -84,7 +84,7 @@ class Election:
             self._running = None
 
     async def _lead_or_log(self, role: CoordinatorRole | None) -> None:
-        """Coordinate until the term ends. Log an error, and stay a candidate: this node may be the only one."""
+        """Coordinate until the term ends. After an error, stay a candidate: this node may be the only one."""
         try:
             if role is None:
                 await self._take_role()
@@ -152,7 +152,7 @@ class Election:
         def on_lease_lost(reason: str) -> None:
             log.info("run %s: node %s stops coordinating: %s", self.part.keys.run_id, self.part.node_id, reason)
             self._lost_terms += 1
-            # Revoke the role's lease: a suspended store would keep the lease for another TTL.
+            # Revoke the role's lease: if the store was suspended, the lease would last for another TTL.
             revoking = Lease(self.link.store, id=role.lease.id, ttl=role.lease.ttl).revoke()
             self.link.spawn(revoking, f"give the role of coordinator of {self.part.keys.run_id} back")
             lost.cancel()

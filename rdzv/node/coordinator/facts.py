@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 
 LOOKS_EVERY = 0.5  # seconds, at least, between checks for stuck members
 LOOKS_EVERY_PER_NODE = 0.0005  # the same per member, as more members make the store's answer longer
-# A lease with a smaller share of its TTL left is not being renewed: a renewed lease has at least twice this share.
-DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
+DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL  # share of a lease's TTL; a renewed lease has at least twice this left
 ASKED_ABOUT_MOST: Final = 256  # in a round with more live members, asking the store about each takes too long
-# Seconds before each check of an accused member's lease: the store may notice a closed connection late.
-LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
+LOOKS_AFTER: Final = (0.0, 0.01, 0.03)  # seconds before each check: the store may notice a closed connection late
 
 
 async def gather_answers(context: TermContext, asking: asyncio.Event) -> None:
@@ -78,8 +76,7 @@ async def look_for_stalls(context: TermContext, settings: Settings) -> None:
 class AccusationWatch:
     """During a coordinator's term, asks the store about the leases of members with one accuser.
 
-    An accused member counts as stuck by one accusation if its lease is not being renewed: the member has closed its
-    connections, or sends no keep-alives.
+    One accusation is enough if the accused member's lease is not being renewed: the member is disconnected or silent.
     """
 
     context: TermContext

@@ -6,9 +6,8 @@ the run, and decides anew. The term's other tasks change no picture: they queue 
 The store rejects a coordinator's writes once another coordinator's term has begun. The keys of an attempt at a round
 have the term in their names, so a coordinator never reads a dead coordinator's attempt (promise R7).
 
-A round is committed by one transaction, conditional on all facts of the decision. If a fact has changed, nothing is
-committed, and the coordinator decides anew. A commit also writes the members' ranks; if they exceed one transaction,
-they are written before the commit.
+A round is committed by one transaction, conditional on all facts of the decision. If a fact has changed, the commit
+fails, and the coordinator decides anew. A commit also writes the members' ranks; too many ranks are written before it.
 
 If a round has more members than a transaction may have conditions (etcd: 128), the coordinator first writes a marker
 among the nodes' keys. Once the watch has delivered the marker, the coordinator knows all earlier events, and decides
@@ -324,7 +323,7 @@ class CoordinatorTerm:
             log.info("run %s: %s", self._keys.run_id, reason)
 
     async def _commit_if_there_is_room(self, decision: Commit) -> int | None:
-        """Commit a round. If the store is full, first delete the last round's shared keys; next time report it."""
+        """Commit a round. If the store is full, delete the last round's shared keys, or, if done before, report it."""
         no_more_room = self._view.round is self._made_room_of
         try:
             return await self._commit(decision)
@@ -456,7 +455,7 @@ class CoordinatorTerm:
 
 
 async def _delete_old_rounds(context: TermContext, round: Round | None) -> None:
-    """Delete the keys of older rounds, and of attempts by dead coordinators; do not list users' keys."""
+    """Delete the keys of older rounds and of dead coordinators' attempts, without listing users' keys."""
     keys = context.keys
     attempts: dict[tuple[int, int], None] = {}
     try:

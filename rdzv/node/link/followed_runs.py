@@ -1,7 +1,6 @@
 """Keeps the state of runs up to date for displays: a run is read again only if one of its keys has changed.
 
-Members' steps change no key: nodes send them with keep-alives. A refresh reads the members' steps; while no member
-reports any, only few refreshes do.
+Steps change no key: nodes send them with keep-alives. A refresh reads them, but seldom if no member reports any.
 """
 
 from __future__ import annotations

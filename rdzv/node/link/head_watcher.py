@@ -93,7 +93,7 @@ class HeadWatcher:
             log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
 
     async def _watch_head(self) -> None:
-        """Open the watch and apply its events. If a busy server does not open the watch in time, return, to retry."""
+        """Open the watch, and apply its events; if a busy server does not open it in time, return, for a retry."""
         with Stopwatch(self._store.time) as opening:
             try:
                 async with self._store.watch(self._keys.head, snapshot=True) as watch:
@@ -135,9 +135,8 @@ class HeadWatcher:
                 self.head, self._anew = self._anew or self.head, None
                 self.synced.set()
             case "reset":
-                # Keep the old head until the snapshot is complete, so that a closed run does not look open. Keep the
-                # last round, which only a later round replaces.
-                self._anew = Head(round=self.head.round)
+                # Keep the old head until the snapshot is complete, so that a closed run does not look open.
+                self._anew = Head(round=self.head.round)  # keep the last round until a later one replaces it
                 self.resets += 1
             case "put" | "delete":
                 try:

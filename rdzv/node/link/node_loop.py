@@ -39,7 +39,7 @@ def wait_for_result(call: Call[T]) -> T:
 
 
 class NodeLoop:
-    """The event loop that a node runs in: here a given loop, as in tests; in `NodeThread`, a thread's loop."""
+    """A given event loop for nodes, as in tests. The subclass `NodeThread` has its own thread and loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop
@@ -59,7 +59,7 @@ class NodeLoop:
             self.start(run_call())
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """Run user code here; `NodeThread` runs it in another thread, so that it delays no lease."""
+        """Run user code in this thread; `NodeThread` uses another thread, so that user code delays no lease."""
         return work()
 
     def limit_concurrency(self) -> contextlib.AbstractAsyncContextManager[None]:

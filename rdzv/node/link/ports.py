@@ -14,7 +14,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class NoFreePortError(RendezvousConnectionError):
-    """No automatic port of this machine is free, perhaps not yet."""
+    """No port that the system could choose is free at the moment."""
 
 
 class HeldPort:
@@ -26,7 +26,7 @@ class HeldPort:
         self._ports = range(int(first), int(last or first) + 1)
 
     def reserve(self) -> int:
-        """Return the held port; if all in the range are in use, the first; without a range, raise NoFreePortError."""
+        """Hold and return a free port; if none is free, the range's first. Without a range, raise NoFreePortError."""
         if self._socket is None:
             self._socket = next(filter(None, map(_bind_to_port, self._ports)), None)
             if self._socket is None:

@@ -38,8 +38,7 @@ class CoordinatorRole:
         self.lease: HeldLease = HeldLease(link.keeping, id=link.new_lease_id(), ttl=ttl)
         self.grant: Grant = Grant(
             ttl=ttl,
-            # If a coordinator disconnects, end its role no later than its record: the next coordinator reports the
-            # loss.
+            # If a coordinator disconnects, its role ends no later than its record: its successor reports the loss.
             disconnect_ttl=max(ROLE_DISCONNECT_TTL, min(link.reconnect_seconds, settings.disconnect_ttl)),
             gone_ttl=max(settings.gone_ttl, link.reconnect_seconds),
             id=self.lease.id,
@@ -61,5 +60,5 @@ class CoordinatorRole:
 
 def election_pause(nodes: int, *, lost_terms: int) -> float:
     """Return the seconds of the longest random pause before an election in a run with this many nodes."""
-    # If a node has lost the role as its lease expired, let less busy nodes try first.
+    # If this node lost the role because its lease expired, let less busy nodes try first.
     return min(ELECTION_PER_NODE * nodes, ELECTION_MOST) * 2.0 ** min(lost_terms, LOST_TERMS_MOST)

@@ -17,7 +17,7 @@ LOOKS_EVERY = 0.1  # seconds between timers: the precision of the stopped time
 
 
 class Stopwatch:
-    """Measures the seconds of a block, or until `stop` in it, except those during which this process was stopped."""
+    """Measures the seconds until a block ends or calls `stop`, except those during which this process was stopped."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

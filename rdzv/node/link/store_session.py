@@ -33,9 +33,8 @@ ANSWERS_KEPT = 3  # answer times that a link keeps; the shortest counts as the r
 IF_HOSTED = "if a node hosted this store, it ended with that node's process; a store of `rdzv serve` does not"
 SAY_AWAY_AFTER = 2.9  # seconds that the store is disconnected before the first warning (R22)
 ASK_EVERY = 1.0  # seconds between checks that the store answers, at least, while a caller waits for it
-ASK_EVERY_PER_NODE = 0.01  # seconds per node between checks that the store answers: it gets some 100 requests a second
-# Random factor of the seconds between a node's checks that the store answers, so that nodes do not check together.
-ASK_SPREAD = (0.75, 1.25)
+ASK_EVERY_PER_NODE = 0.01  # the same per node of the run, so that the store gets at most some 100 checks a second
+ASK_SPREAD = (0.75, 1.25)  # random factor of the seconds between checks, so that nodes do not check together
 ASK_EARLY = 0.01  # seconds by which a check may be early: a timer for a shorter rest might fire at once, repeatedly
 RUN_RENEWALS_PER_TTL = 3  # how often each node renews the run's lease within its TTL
 LOOK_WHETHER_GONE_EVERY = 0.2  # seconds between checks whether a disconnected store's process is gone
@@ -118,7 +117,7 @@ class StoreSession:
         return f"; {IF_HOSTED}" if not self.store.connected and self.store.last_problem == NOBODY_LISTENS else ""
 
     async def wait_until_connected(self, *, within: float, answering: bool = False) -> bool:
-        """Wait until the store is connected (`answering`: answers), or lost; return False after `within` seconds."""
+        """Wait until the store is connected (if `answering`: answers) or lost; return False after `within` seconds."""
         with anyio.move_on_after(within) as limit:
             while self.store.failure is None and (not self.store.connected or (answering and self._silent)):
                 self._reach_changed.clear()
@@ -126,7 +125,7 @@ class StoreSession:
         return not limit.cancelled_caught
 
     def log_outages(self, who_waits: Callable[[], str], is_counted: Callable[[], bool]) -> None:
-        """From now on, log when the store has been disconnected or silent for a while, and its return.
+        """From now on, log when the store has been disconnected or silent for a while, and when it returns.
 
         `who_waits` returns in words what this node waits for, or "". Between keep-alives the link checks that the store
         answers, once the coordinator has counted this node (`is_counted`).

@@ -20,7 +20,7 @@ class Wakeup:
             _wake(self._sleeping)
 
     async def sleep_until(self, deadline: float | None) -> bool:
-        """Sleep until `deadline` on the loop's clock (None: for ever), or a change; return True at a change."""
+        """Sleep until `deadline` on the loop's clock (None: for ever), or until `notify`; return True if notified."""
         loop = asyncio.get_running_loop()
         while not self._told:
             self._sleeping = loop.create_future()

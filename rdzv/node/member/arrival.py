@@ -11,7 +11,7 @@ the state after each. Any other event raises.
 
 In any state the record's lease may expire (`GONE`), or the caller may give up (`WITHDRAW`). In ABSENT and WITHDRAWN a
 late answer to a sent record changes nothing. A member that rejoins replaces its record; if the store refuses the new
-record (`KEPT`), the node is still a member.
+one (`KEPT`), it stays a member.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ABSENT, _SENT, _STANDING, _TAKEN_IN, _WITHDRAWN = State
 
 TRANSITIONS: Final[Mapping[ArrivalEvent, Mapping[State, State]]] = {
     ArrivalEvent.SEND: {_ABSENT: _SENT, _SENT: _SENT, _TAKEN_IN: _SENT},
-    # If the answer comes in ABSENT, the record's lease has expired since the record was sent, and the record with it.
+    # If the answer comes in ABSENT, the record's lease, and the record with it, have expired since it was sent.
     ArrivalEvent.WRITTEN: {_ABSENT: _ABSENT, _SENT: _STANDING, _WITHDRAWN: _WITHDRAWN},
     ArrivalEvent.REFUSED: {_ABSENT: _ABSENT, _SENT: _ABSENT, _WITHDRAWN: _WITHDRAWN},
     ArrivalEvent.KEPT: {_ABSENT: _ABSENT, _SENT: _TAKEN_IN, _WITHDRAWN: _WITHDRAWN},
@@ -83,7 +83,7 @@ class Arrival(Generic[L]):
         return self.record is not None and self.record.arrival == revision and self.state is not State.WITHDRAWN
 
     def on_send(self, record: NodeRecord) -> None:
-        """Handle the sending of a record, on `lease`."""
+        """Handle the sending of a record, on the lease `self.lease`."""
         assert self.lease is not None, "a record that is sent is on a lease that is kept"
         self._apply(ArrivalEvent.SEND)
         self._sent = record

@@ -48,7 +48,7 @@ log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 NAMES_WITHIN = 2.0  # seconds to read nodes' names for a message; after that, the message has their ranks
 HEARD_WITHIN = 4.0  # seconds that a member waits for rank 0's verdict on a round
 HEAR_AFTER = 1.0  # seconds until a member asks for rank 0's verdict; most checks have passed by then
-TICK = 0.25  # the seconds by which `_tried` grows at a time, also after a long pause of the process
+TICK = 0.25  # seconds; `_tried` grows in such steps, so that it counts no pause of the process
 TRIED_LEAST = WITHIN / 2  # a node that tried for fewer seconds to reach rank 0 is not left out of the next round
 CUT_OFF_MOST = 8  # addresses, at most, that a node remembers because it did not reach rank 0 there
 TRY_AGAIN_AFTER = 1.0  # seconds, at most, from a failed attempt to arrive to the next
@@ -307,7 +307,7 @@ class Joining:
                 self._tried += TICK
 
         async def wait_for_verdict() -> None:
-            """Wait for rank 0's verdict, after which rank 0 does not listen: a paused process stops trying."""
+            """Wait for rank 0's verdict. Then rank 0 no longer listens, so a process that was paused stops trying."""
             await anyio.sleep(HEAR_AFTER)
             with contextlib.suppress(StoreError, RendezvousStateError):
                 (entry,) = await link.store.wait([key], timeout=WITHIN + HEARD_WITHIN)

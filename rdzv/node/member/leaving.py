@@ -1,7 +1,6 @@
 """A node withdraws its record: its caller gives up, its join times out, or it leaves its round.
 
-After a node's withdrawal, the store rejects a round with its record. If a round was committed just before a join timed
-out, the node is a member of that round.
+After a withdrawal, the store rejects rounds with the record. A node joins a round committed just before its timeout.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ class Withdrawal:
         return result
 
     async def _wait_for_departure_report(self, link: StoreSession, arrival: int) -> None:
-        """If this node coordinates, wait until it has reported its departure: its successor would report a loss."""
+        """If this node coordinates, wait until it has reported its departure; else its successor reports a loss."""
         reported = Wakeup()
         within = HAND_OVER_WITHIN + HAND_OVER_TRIPS * link.round_trip
         with link.follower.listeners.listening(reported), anyio.move_on_after(within):

@@ -108,7 +108,7 @@ class MembershipWatcher:
             await announce_store_move(part, link, after=left)
             return leaving.until
         if leaving is None or record is None or part.arrival.state is not State.TAKEN_IN:
-            return None  # if a record is being sent, its answer wakes this task
+            return None  # if a record is being sent, the store's answer wakes this task
         if await self._delete(link, record) and membership.over is None and part.arrival.is_current(record.arrival):
             reason = f": {leaving.reason}" if leaving.reason else ""
             part.note_removal(link, f"it was to leave, and its time is over{reason}")

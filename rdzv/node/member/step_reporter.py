@@ -19,7 +19,7 @@ log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 SAY_WAIT_AFTER = 1.5  # seconds of a member's wait in the round's store before its node logs the wait
 LOOKS_PER_LIMIT = 4  # checks of a member's steps per time limit, unless the limit's end sets the next check
-NOTES_PER_LIMIT = 3  # notes about a member's steps within a time limit, at least
+NOTES_PER_LIMIT = 3  # the fewest notes about a member's steps within a time limit
 
 
 class StepReporter:

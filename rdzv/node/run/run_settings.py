@@ -72,7 +72,7 @@ async def agree_on_settings(
     """Ensure that the run has this node's settings; rewrite them if no other node is in the run.
 
     If the settings differ only by a resize, this node adopts the run's numbers. If the run has nodes with other
-    settings, raise RendezvousSettingsError. A concurrent arrival writes the settings, so that a rewrite fails.
+    settings, raise RendezvousSettingsError. The write of a node that arrives meanwhile makes the rewrite fail.
     """
     if there is None:
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=0, lease=lease)
