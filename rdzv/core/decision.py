@@ -1,6 +1,6 @@
 """The decisions of the coordinator (`decide`) and of a waiting node (`next_act_of`), each with its reason.
 
-`decide` returns the first due act in the order of the union `Act`; an act that is not due delays no later one.
+`decide` returns the first act that is due, in the order of the union `Act`.
 
 A run's phases:
 
@@ -354,7 +354,8 @@ def next_report_at(last: Progress | None, last_at: float, current: Progress, *, 
 
     A change of the phase, round or problem (see `_without_details`) is written at once. Another change is written 1 ms
     per node after the last write, at least 50 ms and at most 5 s, so that a thousand arrivals do not send each node a
-    thousand messages. The time left of a last call is written each second, or after a tenth of itself if longer.
+    thousand messages. With at least `MANY` nodes, a change that no node acts upon waits three times as long. During a
+    last call, its remaining time is written again after a tenth of that time, but after at least 1 s.
     """
     if last is None or _without_details(last) != _without_details(current):
         return now

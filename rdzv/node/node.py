@@ -114,7 +114,7 @@ class Node:
         self._closed = False
         self.time: Callable[[], float] = lambda: 0.0  # the node's clock once connected, else 0.0; thread-safe
         self.hosts_store: Callable[[], bool] = lambda: False  # True if this process serves the store; thread-safe
-        self.store_settings: Callable[[], Settings] = lambda: settings  # the settings; their host is the present store
+        self.store_settings: Callable[[], Settings] = lambda: settings  # the settings, with the present store as host
         self.handed_on: bool = False  # True while this node looks for another store, as the last one is shutting down
         self._store_gone: StoreError | None = None  # the error of the last store, if given up; see `StoreSession.gone`
         self._unreached: Exception = TimeoutError()  # the error of the last failed attempt to connect
@@ -124,7 +124,7 @@ class Node:
         self._stack.push_async_callback(close)
 
     def on_lease_lost(self, callback: Callable[[], None]) -> None:
-        """Call back when this node's lease has ended by its own clock, unless the run is known to be closed."""
+        """Call back when this node's lease has ended by the node's clock, unless the run is known to be closed."""
         self.part.on_lease_lost = lambda: callback() if self.head.closed is None else None
 
     def close_with_loop(self, caller: asyncio.AbstractEventLoop) -> None:

@@ -4,7 +4,7 @@ A restart counts for the run, whichever node's process failed: else `--max-resta
 three hundred restarts. A round is fruitless, and counts once, if it ended by a failure or a loss, and no process wrote
 the checkpoint file or reported more than one step in it. Rounds that end by announced changes do not count.
 
-The counters outlive the run's last node by half a minute.
+The counters outlive the run's last node by at least half a minute.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class NodeView:
 
     @property
     def store_settings(self) -> Settings:
-        """The settings for clients of a round's shared store: their only host is the present store."""
+        """The settings for clients of a round's shared store, with the present store as the only host."""
         return self.own_node.store_settings()
 
     def check_usable(self) -> None:

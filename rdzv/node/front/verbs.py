@@ -146,8 +146,8 @@ def _check_text(name: str, given: object) -> None:
 async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None) -> None:
     """Accuse the member with this rank of not answering, for example after a failed collective.
 
-    `rdzv status` shows the accusation. A member with two accusers is lost to the round, with their reasons, though its
-    lease is still valid. `in_round` is the number of the round in which the member has that rank; by default the last.
+    `rdzv status` shows the accusation. A member with two accusers counts as lost, with their reasons, although its
+    lease is valid. `in_round` is the number of the round in which the member has that rank; by default the present one.
 
     Raises:
         RoundSupersededError: This node is in no round, or `in_round` is not its present round.
@@ -172,7 +172,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
 
 
 async def all_here(node: Node, *, timeout: float) -> bool:
-    """Wait until every member of this round has called this; return False if a member has gone before.
+    """Wait until every member of this round has called this; return False if a member has left or died before.
 
     PyTorch's agents call this, as they then block on each other, and a member can die before it learns of its round.
     All callers get the same answer: True if the last member has called, False if a member has noticed a loss or

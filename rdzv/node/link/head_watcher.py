@@ -66,8 +66,7 @@ class HeadWatcher:
         self.opened_in: float | None = None  # seconds that the store took to open the watch; None until it is open
         self.round_at: float | None = None  # when this node saw the round complete; None if it did not
         self.synced: asyncio.Event = asyncio.Event()
-        # Called at every change of the head, before the listeners: it updates the membership that they read.
-        self.on_change: Callable[[], object] = int
+        self.on_change: Callable[[], object] = int  # called before listeners, to update the membership that they read
         self.listeners: Listeners = Listeners()
         self.seen: int = 0  # the revision of the watch's last event
         self._anew: Head | None = None  # the incomplete head while a reset watch delivers its snapshot

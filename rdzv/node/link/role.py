@@ -45,8 +45,7 @@ class CoordinatorRole:
         )
         self.sent_at: float = link.store.time()  # when this node sent the request for the role, on its clock
         self.term: int = 0  # the revision that created the role's key; 0 until this node has the role
-        # The run's time of day minus the time on this node's clock, in seconds; see `rdzv.core.history`.
-        self.day_offset: float = time.time() - self.sent_at
+        self.day_offset: float = time.time() - self.sent_at  # run's time of day minus this node's clock, in seconds
         self._clock = link.store.time
 
     def time_of_day(self) -> float:

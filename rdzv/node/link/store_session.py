@@ -60,7 +60,7 @@ class StoreSession:
         self.host: str = ""  # the user's URL with this store's host only; another host may serve the run's next store
         self.release_within: float = RELEASE_WITHIN  # seconds to revoke leases; fewer if the store is silent
         self.hosts_store: Callable[[], bool] = lambda: False  # True if this node serves the store
-        # Seconds without a listener at the store's URL until the node gives it up; never with a data directory.
+        # Seconds without a listener at the store's URL until the node gives the store up; never with a data directory.
         self.gives_up_after: float = math.inf
         self.has_knowledge: bool = False  # True if this store has this node's knowledge of a lost store, or better
         self.has_arrived: bool = False  # True if the store has accepted an arrival: this node has the run's settings

@@ -1,7 +1,7 @@
 """Makes a node a member of the next round: it arrives, and waits for a round that contains its record.
 
 A call of `next_rendezvous` writes one record, which cancellation, timeout and leaving withdraw. During an outage of the
-store the node waits, within the join timeout.
+store, the node waits until the join timeout.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ TICK = 0.25  # seconds; `_tried` grows in such steps, so that it counts no pause
 TRIED_LEAST = WITHIN / 2  # a node that tried for fewer seconds to reach rank 0 is not left out of the next round
 CUT_OFF_MOST = 8  # addresses, at most, that a node remembers because it did not reach rank 0 there
 TRY_AGAIN_AFTER = 1.0  # seconds, at most, from a failed attempt to arrive to the next
-# Seconds until a node that was left out, as it did not reach rank 0, tries again. They double after each try, and each
-# time that the node is left out: each of its arrivals interrupts the others.
+# Seconds until a node that was left out because it did not reach rank 0 tries again. They double after each try, and
+# each time that the node is left out, as each of its arrivals interrupts the other nodes.
 LOOK_AGAIN_FIRST, LOOK_AGAIN_MOST = 10.0, 600.0
 
 

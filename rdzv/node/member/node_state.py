@@ -1,4 +1,4 @@
-"""One node's state in its run, as far as the node knows, which the files of this folder share.
+"""A node's knowledge of its own state in its run, which the files of this folder share.
 
 The state outlives the link to a store. Only the node's loop writes the state; any thread may read it.
 """
@@ -91,7 +91,7 @@ class NodeState:
 
     @property
     def is_member(self) -> bool:
-        """True if the node knows of no end of its membership of a round."""
+        """True if the node is in a round, as far as it knows."""
         return self.membership is not None and self.membership.over is None
 
     @property

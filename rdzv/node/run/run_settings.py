@@ -27,7 +27,7 @@ log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 
 class RunSettings:
-    """The settings that the nodes of a run share, as known here. A resize changes `min_nodes` and `max_nodes`."""
+    """The settings that a run's nodes share, as this node knows them. A resize changes `min_nodes` and `max_nodes`."""
 
     def __init__(self, settings: Settings) -> None:
         self._run_id = settings.run_id
