@@ -1,1 +1,1 @@
-"""The rendezvous itself: its records, the coordinator's view of them, its decisions, and their order."""
+"""The logic of a rendezvous: a run's records, the coordinator's view of them, and its decisions."""

@@ -56,7 +56,7 @@ class Rules:
         return fill_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
 
     def why_no_whole_units(self, records: Iterable[NodeRecord]) -> str:
-        """Return why no round completes although at least `needed` nodes wait: these nodes fill too few units."""
+        """Return why no round completes although at least `needed` nodes wait: the waiting nodes fill too few units."""
         counts = describe_domains(records, attribute=self.unit_within)
         units = f"units of {_plural(self.unit)} lie within one {self.unit_within} each"
         return f"{units}, and fewer than {self.needed} nodes fill whole ones: {counts}"
@@ -193,7 +193,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     full = rules.round_size(placed) == rules.capacity
     # If the last round has no live member, and no lost member may come back, no further node is expected.
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
-    # Nodes of a restarted job may have the former names, but know no round and arrive one by one: wait for the others.
+    # Nodes of a restarted job may have the former names, but know no round and arrive one by one: wait for all.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
     nobody_else = all_have_come and regroup and not view.expected_back
     is_news = view.round is None or view.round.revision < head.lost_store_told

@@ -147,7 +147,7 @@ def time_spent(chapter: Chapter, seconds: float) -> TimeSpent:
 
 
 def seconds_between_rounds(chapter: Chapter, following: Chapter) -> float:
-    """Return the seconds between two rounds' completions: measured, else by times of day, else to the last incident."""
+    """Return the seconds between two rounds' completions: measured, or by times of day, or to the last incident."""
     if following.after is not None:
         return following.after
     if chapter.at is not None and following.at is not None:

@@ -103,7 +103,7 @@ def node_states(status: RunStatus, pace: Pace) -> dict[str, str]:
 
 
 def count_states(status: RunStatus, states: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of nodes in each state; `here` has the number of members and waiting nodes."""
+    """Return the number of nodes in each state; the key `here` counts members and waiting nodes."""
     found = Counter(states.values())
     return {
         "here": len(status.members) + len(status.waiting),
@@ -116,7 +116,7 @@ def count_states(status: RunStatus, states: Mapping[str, str]) -> dict[str, int]
 
 
 def run_state(status: RunStatus, pace: Pace, counts: Mapping[str, int]) -> tuple[str, str]:
-    """Return a run's state: its kind ("ok", "wait", "drain", "warn", "bad", "over"), and its words."""
+    """Return a run's state: its kind ("ok", "wait", "drain", "warn", "bad", "over"), and a description."""
     least, most = status.settings.get("min_nodes"), status.settings.get("max_nodes")
     if status.phase is Phase.CLOSED:
         closing, members = status.closing, {one.node_id for one in status.last_members}

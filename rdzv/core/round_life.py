@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ASK_WITHIN: Final = 2.0  # seconds for a call to the round's store, after which a member continues without an answer
-# Seconds from the end of a dead member's lease until others know: 0.1 to expire it, the rest to replace a coordinator.
+# Seconds from a dead member's lease end until others know: 0.1 to expire the lease, the rest to replace a coordinator.
 LOSS_KNOWN_AFTER: Final = 1.0
 
 

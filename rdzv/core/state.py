@@ -318,7 +318,7 @@ class NodesLeft(NodesGone):
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """This node is no longer in the round: it lost its lease, or the others continue without it."""
+    """This node is no longer in the round: it lost its lease, or the other members continue without it."""
 
     reason: str
 

@@ -134,7 +134,7 @@ class View:
         self.round = round
         self.members = {member.node_id: member for member in members}
         if progress is not None and progress.round == self.number:
-            # Keep announced members in order, also those that have come back: an announced loss is not revoked.
+            # Keep announced members in order, also members that have come back: an announced loss is not revoked.
             for left, node_ids in ((False, progress.lost_ids), (True, progress.departed_ids)):
                 self._missed.update((node_id, _GoneMember(left)) for node_id in node_ids)
             self.absences.take_over(progress.absent, now=progress_at)

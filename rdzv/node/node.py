@@ -435,7 +435,7 @@ class Node:
         return self.part.announced_drain(self.head) is not None
 
     def may_host(self, away: float) -> bool:
-        """Return True if this node may serve its run's next store, after `away` seconds without one.
+        """Return True if this node may serve its run's next store, after `away` seconds without a store.
 
         A leaving node gives way to other hosts. A closing node serves no store: it would end with the node at once.
         """

@@ -36,7 +36,7 @@ class StallRules:
     """The settings of a run for `StallDetector`."""
 
     stall_timeout: float | None = None  # seconds that a member may begin no step; None: no limit
-    first_step_timeout: float | None = None  # the same limit before a member's second step; None: no limit
+    first_step_timeout: float | None = None  # seconds until a member must begin its second step; None: no limit
     notes_every: float  # seconds between two keep-alives of a member
 
     @property

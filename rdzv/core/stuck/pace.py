@@ -69,7 +69,7 @@ def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) 
     rates = [one.rate for one in begun.values() if one.rate > 0]
     rate = median_low(rates) if rates else 0.0
     limit = SHOWN_PART * stall_timeout if stall_timeout else max(STUCK_AFTER, STUCK_STEPS / rate if rate else 0.0)
-    # While a member is busy or disconnected, no member is stuck: others may wait for it.
+    # While a member is busy or disconnected, no member is stuck, as other members may wait for that one.
     excused = any(one.busy or one.away for one in steps.values())
     quiet = {} if excused else {name: one for name, one in begun.items() if one.age >= limit and not one.first}
     others_fresh = age < FRESH_PART * limit

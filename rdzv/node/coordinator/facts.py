@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rdzv.node.coordinator.term_context import TermContext
 
 LOOKS_EVERY = 0.5  # seconds, at least, between checks for stuck members
-LOOKS_EVERY_PER_NODE = 0.0005  # the same per member, as more members make the store's answer longer
+LOOKS_EVERY_PER_NODE = 0.0005  # seconds per member, at least: more members make the store's answer longer
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL  # share of a lease's TTL; a renewed lease has at least twice this left
 ASKED_ABOUT_MOST: Final = 256  # in a round with more live members, asking the store about each takes too long
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)  # seconds before each check of a lease: closed connections may be noticed late

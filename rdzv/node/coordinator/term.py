@@ -344,7 +344,7 @@ class CoordinatorTerm:
             await self._store.delete_prefix(self._keys.shared(last.number, last.term), when=self._context.term_holds)
 
     async def _commit(self, decision: Commit) -> int | None:
-        """Commit a round, or first write its marker, if it needs one; return None if a condition failed."""
+        """Commit a round, or, if it still needs a marker, write that; return None if a condition failed."""
         context, keys, last = self._context, self._keys, self._view.round
         marked, self._marked = self._marked, None
         if marked is not None and marked.has_same_arrivals(decision):

@@ -43,7 +43,7 @@ class TermContext:
 
     @property
     def term_holds(self) -> tuple[Condition, ...]:
-        """The condition of each write by the coordinator: its term has not ended."""
+        """The condition of the coordinator's writes: the term has not ended."""
         return (when.create_revision(self.keys.coordinator) == self.term,)
 
     @property
@@ -110,7 +110,7 @@ class SharedLease:
         return self._lease.id
 
     async def renew_until_cancelled(self, round: Round | None) -> None:
-        """Renew the shared store's lease until cancelled: that of `round`, or a new one."""
+        """Renew the shared store's lease until cancelled: the lease of `round`, or a new lease."""
         if round is not None and round.lease is not None:
             self._lease, self.used = Lease(self._store, id=round.lease, ttl=self._ttl), True
             await self._renew()

@@ -172,7 +172,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
 
 
 async def all_here(node: Node, *, timeout: float) -> bool:
-    """Wait until every member of this round has called this; return False if a member has left or died before.
+    """Wait until every member of this round has called `all_here`; return False if a member has left or died before.
 
     PyTorch's agents call this, as they then block on each other, and a member can die before it learns of its round.
     All callers get the same answer: True if the last member has called, False if a member has noticed a loss or
@@ -330,6 +330,6 @@ async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id:
 
 
 async def restore(node: Node, key: str) -> bytes | None:
-    """Return the data that any member has kept last under this name."""
+    """Return the data that a member has last kept under this name."""
     _check_text("key", key)
     return await run_verb(Run.restore)(node, key)

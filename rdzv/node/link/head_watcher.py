@@ -76,7 +76,7 @@ class HeadWatcher:
         self._own_ban_keys = frozenset(self._keys.bans + name for name in ban_names(self._node_id, attributes))
 
     def notify_listeners(self) -> None:
-        """Update the membership by `on_change`, then notify the listeners. Nothing here waits."""
+        """Update the membership by `on_change`, then notify the listeners, without waiting."""
         self.on_change()
         self.listeners.notify()
 
@@ -186,7 +186,7 @@ class HeadWatcher:
             coordinator = Coordinator(node_id=value.decode(errors="replace"), term=event.create_revision)
             return {"coordinator": coordinator if put else None}
         if key == keys.closed:
-            # After a reset, keep the known progress from before the closing: the snapshot has only a later one.
+            # After a reset, keep the known progress from before the closing: the snapshot has only a later progress.
             over = self.head.closed_over if self.head.closed is not None else self.head.progress
             return {"closed": Closed.of(value) if put else None, "closed_over": over if put else None}
         if key == keys.progress:

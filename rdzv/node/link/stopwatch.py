@@ -33,7 +33,7 @@ class Stopwatch:
         self.stop()
 
     def stop(self) -> float:
-        """Stop measuring, and return the seconds; a second call returns the same."""
+        """Stop measuring, and return the seconds; later calls return the same number."""
         if not self._next.cancelled():
             self._next.cancel()
             self._check_for_pause()

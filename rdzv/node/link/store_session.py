@@ -29,11 +29,11 @@ log: logging.Logger = logging.getLogger(__name__)
 
 ROUND_TRIPS_TO_RECONNECT = 3  # round trips of a reconnection: the connection, the greeting, the welcome
 SLOW = 0.5  # if the store takes this many seconds to answer, the reason of a waiting node says so
-ANSWERS_KEPT = 3  # answer times that a link keeps; the shortest counts as the round trip, as others may be delayed
+ANSWERS_KEPT = 3  # answer times that a link keeps; the shortest counts as the round trip: longer ones have delays
 IF_HOSTED = "if a node hosted this store, it ended with that node's process; a store of `rdzv serve` does not"
 SAY_AWAY_AFTER = 2.9  # seconds that the store is disconnected before the first warning (R22)
 ASK_EVERY = 1.0  # seconds between checks that the store answers, at least, while a caller waits for it
-ASK_EVERY_PER_NODE = 0.01  # the same per node of the run, so that the store gets at most some 100 checks a second
+ASK_EVERY_PER_NODE = 0.01  # seconds per node of the run between checks: the store gets at most some 100 a second
 ASK_SPREAD = (0.75, 1.25)  # random factor of the seconds between checks, so that nodes do not check together
 ASK_EARLY = 0.01  # seconds by which a check may be early: a timer for a shorter rest might fire at once, repeatedly
 RUN_RENEWALS_PER_TTL = 3  # how often each node renews the run's lease within its TTL
@@ -62,8 +62,8 @@ class StoreSession:
         self.hosts_store: Callable[[], bool] = lambda: False  # True if this node serves the store
         # Seconds without a listener at the store's URL until the node gives the store up; never with a data directory.
         self.gives_up_after: float = math.inf
-        self.has_knowledge: bool = False  # True if this store has this node's knowledge of a lost store, or better
-        self.has_arrived: bool = False  # True if the store has accepted an arrival: this node has the run's settings
+        self.has_knowledge: bool = False  # True if this store has at least this node's knowledge of a lost store
+        self.has_arrived: bool = False  # True once the store has accepted this node, whose settings are then the run's
         self._keys = keys
         self._closed_ttl = closed_ttl  # seconds: the TTL of the run's lease, if this node grants that lease
         self._rng = rng

@@ -47,7 +47,7 @@ async def run_health_check(check: Callable[[], Any]) -> str | None:
 
 
 async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str, failure: str | None) -> None:
-    """If the health check failed, store that and raise RendezvousRefusedError; else delete an earlier failure."""
+    """If the health check failed, store why, and raise RendezvousRefusedError; else delete an earlier failure."""
     key = keys.unfits + node_id
     if failure is None:
         await store.delete(key)  # delete the failure of an earlier check, if any

@@ -115,7 +115,7 @@ class Joining:
             part.port.release()
 
     async def _join_once(self) -> Membership:
-        """Write this node's record until a round contains it; wait while the store is away."""
+        """Write this node's record until a round contains it; wait while the store is disconnected."""
         part, link, clock = self.part, self.link, self.clock
         part.lapses, told = 0, False
         leaving = part.announced_drain(link.follower.head)
@@ -286,7 +286,7 @@ class Joining:
             await cancel_and_wait(checking)
 
     async def _check_reachability(self, membership: Membership) -> ReachVerdict | None:
-        """Check that all members reach rank 0. If not, rank 0 publishes a verdict, for which the others wait."""
+        """Check that all members reach rank 0. If not, rank 0 publishes a verdict, for which other members wait."""
         part, link, round, rank = self.part, self.link, membership.round, membership.rank
 
         async def names_of(ranks: Collection[int]) -> list[str]:

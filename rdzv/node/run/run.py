@@ -154,7 +154,7 @@ class Run:
         now: bool = False,
         lasts: float | None = None,
     ) -> tuple[str, ...]:
-        """Keep nodes out of the next rounds, and with `now` out of this one; return the banned nodes in the run.
+        """Keep nodes out of the next rounds, and with `now` out of this round; return the banned nodes in the run.
 
         Args:
             node_id: The node.
@@ -273,7 +273,7 @@ class Run:
             raise RendezvousStateError(f"the store has no run {self.run_id}; {there}")
 
     async def restore(self, key: str) -> bytes | None:
-        """Return the last data that a member has kept under this name."""
+        """Return the data that a member has last kept under this name."""
         entry = await self.store.get(self.keys.kept(key))
         return None if entry is None else entry.value
 
