@@ -127,7 +127,7 @@ Act = Resize | Expel | Commit | Publish | AskStop | Wait
 
 LAST_CALL_GRACE = 10.0  # seconds that join timeouts stay suspended after a last call, as a new coordinator may commit
 MANY = 64  # from this many nodes on, a change of the count of arrivals alone is reported less often
-UNBANS_AT_ONCE = 16  # lifted bans that one write of the history adds
+UNBANS_AT_ONCE = 16  # lifted bans that one write of the history adds, at most
 RETRY_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes
 PROBLEM_MOST = 200  # characters of `Progress.problem`, which every node receives
 GIVEN_UP_MOST = 300  # characters of `Progress.given_up`, which may name many nodes
@@ -213,7 +213,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
         return Wait(until=None, progress=add_problem(progress, rules.why_no_whole_units(view.waiting.values())))
     if full or nobody_else or (ends is not None and now >= ends):
         try:
-            # Once a round has completed in this store, its ranks are the previous ones, not the lost store's.
+            # Once a round has completed in this store, use that round's ranks, not ranks of the lost store.
             ranked = survivors if view.round is None else {}
             complete = _new_commit(view, rules, progress, ranked, after=-1 if lost is None else lost.round)
         except BaseException as error:  # noqa: BLE001  the order may be a user's function

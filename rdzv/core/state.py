@@ -325,7 +325,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """These members have to leave, the first of them within `seconds_left`."""
+    """The members that have to leave, the first of them within `seconds_left`."""
 
     node_ids: tuple[str, ...]
     seconds_left: float = field(compare=False)  # falls continuously, so a lower value is no change

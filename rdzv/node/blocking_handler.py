@@ -235,7 +235,7 @@ class BlockingStream(Generic[T]):
         if not self._taken:
             self._call(read_one())
         item = self._taken[0] if self._taken else None
-        del self._taken[:1]  # delete the item last, so that no signal handler can raise before the return
+        del self._taken[:1]  # delete last: a signal handler that raises before must not lose the item
         return item
 
 

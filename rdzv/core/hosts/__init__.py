@@ -1,1 +1,1 @@
-"""A store that several hosts may serve in turn: which host may serve it, what nodes carry to the next store."""
+"""A store that hosts serve in turn: the choice of the host, and the knowledge that nodes carry to the next store."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
-LOOK_AGAIN_AFTER = 1.0  # seconds until the next check after one that raised an error
+LOOK_AGAIN_AFTER = 1.0  # seconds from a check that raised an error to the next check
 
 
 class MembershipWatcher:
@@ -89,7 +89,7 @@ class MembershipWatcher:
             return
         if self._answered is not membership and lease is not None:
             begun = BegunStep(round=membership.round.number, step=membership.gate.close_gate())
-            # If the node's record has changed, the node has left this round: the store rejects its answer.
+            # If the node's record has changed, the node has left this round, so the store rejects its answer.
             await link.store.transact(
                 when=membership.fence(part.keys),
                 then=(Put(part.keys.begun + part.node_id, begun.pack(), lease=lease.id),),

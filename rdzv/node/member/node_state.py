@@ -67,8 +67,8 @@ class NodeState:
     membership: Membership | None = None  # this node's last membership in a round, which may be over
     known_round: int = -1  # the number of the last round that the node knows of; -1 for none
     unreached: bool = False  # see `NodeRecord`
-    cut_off: tuple[str, ...] = ()  # hosts where only other members reached rank 0; cleared when all reach it
-    times_left_out: int = 0  # how often this node was left out as it did not reach rank 0; reset when all reach it
+    cut_off: tuple[str, ...] = ()  # hosts where only other members reached rank 0; cleared when all members do
+    times_left_out: int = 0  # how often this node was left out of a round; reset when all members reach rank 0
     given_up: str = ""  # words for the node's next record: the round that it gave up, and why; else ""
     leaves_because: str = ""  # the reason that this node gives when it leaves; "" if none
     lapses: int = 0  # how many leases the node lost while waiting for its next round

@@ -1,4 +1,4 @@
-"""The run's own lease, with which most of the run's keys end (promise R19)."""
+"""The run's own lease, with which most of the run's keys expire (promise R19)."""
 
 from __future__ import annotations
 
