@@ -1,10 +1,10 @@
-"""A URL's parts, and the endpoint in it, the store's address.
+"""The parts of a URL. Its endpoint is the store's address.
 
     tcp://head:29400/job-7?min_nodes=2&max_nodes=4
     ─┬─   ────┬─────  ─┬──  ──────────┬──────────
    scheme  endpoint  run_id       parameters
 
-`split_url` checks only the form of a URL; each backend checks the parts. `Endpoint` checks scheme and hosts (no DNS).
+`split_url` checks only the form of a URL; each backend checks the parts. `Endpoint` checks scheme and hosts, not DNS.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Endpoint:
 
     @property
     def has_successors(self) -> bool:
-        """True if the next host of the URL serves the store when one dies."""
+        """True if the URL's next host takes the store over when a host dies."""
         return len(self.hosts) > 1 and self.info.family == "tcp"
 
     @property
@@ -107,7 +107,7 @@ def _parse_host_and_port(text: str, default_port: int) -> tuple[str, int]:
         host, is_host = host[1:-1], False
         with contextlib.suppress(ValueError):
             mapped = ipaddress.IPv6Address(host).ipv4_mapped
-            host, is_host = str(mapped or host), True  # the IPv4 form: an IPv6-only socket rejects mapped addresses
+            host, is_host = str(mapped or host), True  # as IPv4: an IPv6-only socket rejects IPv4-mapped addresses
     else:
         is_host = re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host) is not None  # the names that DNS allows
     if not match or not is_host:
@@ -132,7 +132,7 @@ def _join_host_and_port(host: str, port: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlParts:
-    """A URL's parts; the run id and the values are percent-decoded, and the values not checked."""
+    """A URL's parts. The run id and the parameters' values are percent-decoded, not checked."""
 
     scheme: str
     authority: str  # hosts and ports, as written
@@ -146,8 +146,8 @@ class UrlParts:
         return f"{self.scheme}://{self.authority}/{quote(self.run_id, safe='')}" + (f"?{query}" if query else "")
 
 
-# The pattern of RFC 3986, appendix B, with underscores in schemes, as in names of PyTorch's backends.
-# `urllib.parse.urlsplit` drops newlines and tabs, and in some versions rejects several IPv6 hosts.
+# RFC 3986's pattern (appendix B). Schemes may also contain underscores, as the names of PyTorch's backends do.
+# `urllib.parse.urlsplit` is not used: it drops newlines and tabs, and some versions reject several IPv6 hosts.
 _URL: Final = re.compile(
     r"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<authority>[^/?#]*)(?P<path>/[^?#]*)?(\?(?P<query>[^#]*))?", re.ASCII
 )

@@ -1,4 +1,4 @@
-"""A parameter's description, a field of `settings.Settings`: its type, and where it may be given."""
+"""Descriptions of parameters: their types, defaults and permitted places. `settings.Settings` has a field for each."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Parameter:
     _: KW_ONLY
     default: Any = None
     default_text: str = ""  # the default in words, if the value of `default` does not say it
-    derive: Callable[[Any], Any] | None = None  # returns the default from a `Settings`
-    aliases: tuple[str, ...] = ()  # older names, for a URL and `--rdzv-conf`
+    derive: Callable[[Any], Any] | None = None  # computes the default from the other settings
+    aliases: tuple[str, ...] = ()  # older names, valid in URLs and `--rdzv-conf`
     sources: frozenset[Source] = frozenset(Source)
     family: str = ""  # the kind of store that has the parameter, "tcp" or "etcd"; empty: both
-    encrypted_only: bool = False  # the parameter is only for the schemes `tcps` and `etcds`
+    encrypted_only: bool = False  # True: only for the schemes `tcps` and `etcds`
     is_secret: bool = False  # errors do not show its value
 
     def read(self, raw: object, *, source: Source = Source.KEYWORD, written: str = "") -> Any:
@@ -65,7 +65,7 @@ def parameter(default: Any, kind: value_types.Kind, **more: Any) -> Any:
 
 
 RUN_ID: Final = Parameter("run_id", replace(value_types.NAME, example="job-7"))
-# The defaults are those of PyTorch's `dynamic_rendezvous.create_handler`: either parameter may be given alone.
+# If only one is given, the other has the default of PyTorch's `dynamic_rendezvous.create_handler`.
 KEEP_ALIVE: Final = {
     "keep_alive_interval": Parameter("keep_alive_interval", duration(), default=5.0),
     "keep_alive_max_attempt": Parameter("keep_alive_max_attempt", whole_number(1), default=3),

@@ -1,4 +1,4 @@
-"""The settings of a resized run: they have the new minimum and maximum of nodes, and list the earlier ones.
+"""The settings of a resized run: the new minimum and maximum of nodes, and a list of the earlier ones.
 
 A node may be started with a minimum and maximum from before a resize. If the run's settings list the node's pair under
 `RESIZED_FROM`, the node takes over the run's present pair; otherwise it gets an error (promise R18).
@@ -42,7 +42,7 @@ def differs_by_resize(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> boo
 
 
 def size_limits_of(agreed: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the fewest and the most nodes of a round, in whole units."""
+    """Return the fewest and the most nodes of a round, as multiples of `node_unit`."""
     unit = agreed["node_unit"]
     return min_in_whole_units(agreed["min_nodes"], unit), max_in_whole_units(agreed["max_nodes"], unit)
 

@@ -1,4 +1,4 @@
-"""Checks for parameters that contradict each other, or the kind of store."""
+"""Checks that parameters fit each other and the kind of store."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check_consistent(it: Any) -> None:
 
 
 def check_sizes(least: int, most: int, unit: int = 1) -> None:
-    """Raise an error if no round can complete with these numbers."""
+    """Raise an error if no round can complete with these numbers of nodes."""
     if most < least:
         refuse(f"max_nodes={most} must not be less than min_nodes={least}; raise one or lower the other")
     needed = min_in_whole_units(least, unit)
@@ -85,10 +85,10 @@ def check_sizes(least: int, most: int, unit: int = 1) -> None:
 
 
 def min_in_whole_units(min_nodes: int, unit: int) -> int:
-    """Return the minimum, rounded up to a unit."""
+    """Return the minimum, rounded up to a multiple of `unit`."""
     return -(-min_nodes // unit) * unit
 
 
 def max_in_whole_units(max_nodes: int, unit: int) -> int:
-    """Return the maximum, rounded down to a unit."""
+    """Return the maximum, rounded down to a multiple of `unit`."""
     return max_nodes // unit * unit

@@ -5,8 +5,8 @@ docs/all-parameters.md. If a parameter is given in several places, this order de
 
     keyword of `connect`   beats   the URL   beats   the environment variable RDZV_<NAME>
 
-torchrun's `--rdzv-conf` is passed on as keywords. In `--rdzv-conf` and URLs, but nowhere else, a parameter may have an
-older name, such as `timeout`, and PyTorch's pair `keep_alive_interval` x `keep_alive_max_attempt` may stand for `ttl`.
+torchrun's `--rdzv-conf` is passed on as keywords. Only in `--rdzv-conf` and URLs, a parameter may have an older name,
+such as `timeout`, and PyTorch's pair `keep_alive_interval` x `keep_alive_max_attempt` may stand for `ttl`.
 Keywords that are None are ignored. Unknown names are errors, except in the environment (launchers set RDZV_ROUND).
 
 Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. If both forms are given, the
@@ -40,7 +40,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 TTL_MIN: Final = 0.5  # seconds; with a smaller TTL, a pause of 0.3 s would count as a death
 DISCONNECT_TTL: Final = 1.0  # seconds; the default of `disconnect_ttl`: reconnecting takes milliseconds
-GONE_TTL_MIN: Final = 0.01  # seconds; enough for a few round trips in a building, and a pause of Python
+GONE_TTL_MIN: Final = 0.01  # seconds; a few round trips in a building, and a pause of Python, take less
 STALL_TIMEOUT_MIN: Final = 1.0  # seconds; a machine may be busy for less without being stuck
 _NOT_SHOWN: Final = frozenset({Source.KEYWORD, Source.ENVIRONMENT})
 _NO_TEXT: Final = frozenset({Source.KEYWORD, Source.RDZV_CONF})
@@ -50,7 +50,7 @@ _NO_TEXT: Final = frozenset({Source.KEYWORD, Source.RDZV_CONF})
 class Settings:
     """The checked settings of a handler.
 
-    The repr has no secrets. Both node counts are None for an observer, which may not join.
+    The repr has no secrets. `min_nodes` and `max_nodes` are None for an observer, which may not join.
 
     Raises:
         RendezvousSettingsError: A value is wrong, or two values contradict each other.
@@ -83,7 +83,7 @@ class Settings:
     waits_end_on_loss: bool = parameter(True, kinds.FLAG)
     """Waits in the round's store end with `MembersLostError` when a member is lost; PyTorch's stores wait on."""
 
-    # --- The end of a node or a run.
+    # The end of a node or a run.
     close_timeout: float = parameter(30.0, duration())
     """Limits leaving and closing, and the time that a store stays up for other nodes."""
     store_gone_timeout: float = parameter(5.0, duration())
@@ -121,7 +121,7 @@ class Settings:
     )
     """As `stall_timeout`, for the first step of a round, which compiles and loads."""
 
-    # --- The store, and access to it.
+    # The store, and access to it.
     prefix: str = parameter(
         None,
         kinds.PREFIX,
@@ -163,7 +163,7 @@ class Settings:
     password_file: str | None = parameter(None, kinds.PATH, family="etcd")
     """A file with etcd's password."""
 
-    # --- This node, and its payload.
+    # This node, and its payload.
     node_id: str | None = parameter(None, kinds.NAME, default_text="made up")
     """This node's name; no two live nodes may share it."""
     address: str | None = parameter(None, kinds.ADDRESS, default_text="what the store sees")
@@ -215,12 +215,12 @@ class Settings:
 
     @property
     def needed(self) -> int:
-        """The fewest nodes of a round, in whole units; raises an error for an observer."""
+        """The fewest nodes of a round, rounded up to whole units; raises an error for an observer."""
         return min_in_whole_units(self._require_nodes(self.min_nodes), self.node_unit)
 
     @property
     def capacity(self) -> int:
-        """The most nodes of a round, in whole units; raises an error for an observer."""
+        """The most nodes of a round, rounded down to whole units; raises an error for an observer."""
         return max_in_whole_units(self._require_nodes(self.max_nodes), self.node_unit)
 
     def _require_nodes(self, nodes: int | None) -> int:
@@ -240,8 +240,8 @@ class Settings:
 
 
 _SHARED: Final = ("min_nodes", "max_nodes", "node_unit", "rank_order", "last_call_timeout", "early_last_call")
-HOSTS: Final = "hosts"  # the key in `shared` of the URL's hosts, if several
-# `Settings.shared` omits these parameters at their defaults, so that releases without the parameters can agree.
+HOSTS: Final = "hosts"  # the key of the URL's hosts in `shared`, if there are several
+# `Settings.shared` omits these at their defaults: nodes of earlier releases, which lack them, can then agree.
 _SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout", "unit_within")
 
 

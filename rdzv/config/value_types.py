@@ -56,7 +56,7 @@ def plain_number(text: str, kind: type[int] | type[float]) -> Any:
 
 
 def whole_number(at_least: int, at_most: int = NODES_MAX, *, limit: str = "", example: str = "") -> Kind:
-    """Return the type of whole numbers in a range; `limit` describes them."""
+    """Return the type of whole numbers in a range; `limit` describes the range in errors."""
 
     def convert(raw: Any) -> int:
         if isinstance(raw, bool):
@@ -86,7 +86,7 @@ def _parse_seconds(raw: Any) -> float:
 
 
 def duration(at_least: float = 0.0, *, because: str = "", example: str = "30") -> Kind:
-    """Return the type of durations in seconds; `because` explains the minimum."""
+    """Return the type of durations in seconds; `because` explains the minimum in errors."""
 
     def convert(raw: Any) -> float:
         seconds = _parse_seconds(raw)

@@ -105,8 +105,8 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
     If a round has more than 64 members, only the first 64 and the lost and departed ones have rows, and `note` says so.
     `now` is the run's time of day, as Unix time; None ends the timeline with the last known event.
     """
-    bands: list[tuple[Any, ...]] = []  # spans; a round's span is followed by its number and size
-    rows: dict[str, list[tuple[Any, ...]]] = {}  # spans by node id; an absence's span is followed by its reason
+    bands: list[tuple[Any, ...]] = []  # spans; a round's tuple ends with its number and size
+    rows: dict[str, list[tuple[Any, ...]]] = {}  # spans by node id; an absence's tuple ends with its reason
     away: dict[str, tuple[str, float, str]] = {}  # absent nodes by id: kind, time and reason of the absence
     began = 0.0
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.report import Account, RunStatus
 
-NAMED_MOST = 4  # node ids in a line about nodes refused for one reason
+NAMED_MOST = 4  # node ids in a line about nodes refused for the same reason
 SETTINGS_SHOWN = ("min_nodes", "max_nodes", "node_unit", "last_call_timeout")
 
 
@@ -53,7 +53,7 @@ def summary_lines(status: RunStatus) -> list[str]:
 
 
 def describe_health(health: Mapping[str, Any]) -> str:
-    """Return the store's answer time and its use of its limits, in words."""
+    """Return the store's response time and how much of its limits is used, in words."""
     figures = health["figures"]
     parts = [f"answers in {health['answers_in'] * 1000:.1f} ms"]
     for name, what in (("keys", "keys"), ("memory_bytes", "bytes of memory"), ("connections", "connections")):

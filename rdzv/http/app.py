@@ -89,7 +89,7 @@ class _Site:
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _answer_ready(self, request: web.Request) -> web.Response:
-        await self.runs.ping_store()  # `listening` answers with 503 if the ping fails
+        await self.runs.ping_store()  # if the ping fails, `listening` answers with 503
         return await health(request)
 
     async def _metrics(self, _: web.Request) -> web.Response:
@@ -126,7 +126,7 @@ class _Site:
                     before = now
                     pause = min(LOOK_EVERY, max(self.runs.seconds_until_due(now["chosen"]), SPACED))
                     if await wakeup.sleep_until(loop.time() + pause):
-                        await anyio.sleep(SPACED)  # send changes that follow shortly in the same message
+                        await anyio.sleep(SPACED)  # send changes of this time in the same message
         except ConnectionError:
             pass  # the page was closed
         finally:

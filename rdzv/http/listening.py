@@ -1,4 +1,4 @@
-"""Accepts HTTP connections within the limits of a connection table, and applies the access rules (`door`).
+"""Accepts HTTP connections within the limits of a connection table, and applies the access rules.
 
 aiohttp's own listener keeps any number of silent connections: a thousand would use up the file descriptors of the
 store's process. So each HTTP connection is registered in the store's connection table as unauthenticated. If the
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-VISITOR_BYTES: Final = 16 * 1024  # the memory that an idle connection counts for
-ASKS_WITHIN: Final = 10.0  # seconds for the whole first request
+VISITOR_BYTES: Final = 16 * 1024  # the memory that a connection counts for
+ASKS_WITHIN: Final = 10.0  # seconds until a new connection's first request is complete
 ASKS_AGAIN_WITHIN: Final = 75.0  # seconds between two requests, as in aiohttp
 WRONG_GUESS_COSTS: Final = 0.5  # seconds before the answer to a wrong token
 BODY_BYTES_MOST: Final = 1024  # limit of a request's body, as no request needs one
@@ -41,7 +41,7 @@ VISITORS_MOST: Final = 256  # the most connections to a process that serves no s
 
 def make_connection_table() -> ConnectionTable:
     """Return a connection table for a process that serves no store; call this in the loop that listens."""
-    most = 2 * BESIDE_SHARE * VISITORS_MOST  # HTTP gets 1 / BESIDE_SHARE of the half for unauthenticated connections
+    most = 2 * BESIDE_SHARE * VISITORS_MOST  # half is for unauthenticated ones, and 1 / BESIDE_SHARE of it for HTTP
     limits = Limits(connections_max=most, address_connections_max=VISITORS_MOST, handshake_timeout=ASKS_WITHIN)
     table = ConnectionTable(limits, asyncio.get_running_loop().time)
     table.connections_max = VISITORS_MOST

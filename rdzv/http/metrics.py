@@ -88,7 +88,7 @@ Sample = tuple[tuple[str, ...], float]
 
 
 class ProcessMetrics:
-    """The metrics of any process, in their own registry: its release, its resources, and its loop's `lag`."""
+    """The metrics of any process: its release, its resources, and its loop's lag, named `lag`."""
 
     def __init__(self, lag: str) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()
@@ -130,7 +130,7 @@ class StoreMetrics:
         self._requests.labels(kind, outcome).observe(seconds)
 
     async def text(self, figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], *, ended: int) -> str:
-        """Return all metrics as text, while the loop runs in between; `ended` is the number of runs without nodes."""
+        """Return all metrics as text, made in many turns of the loop; `ended` is the number of runs without nodes."""
         pieces = [self.process.text()]
         lines: list[str] = []
         for line in chain(_store_lines(figures, ended), _run_lines(runs)):

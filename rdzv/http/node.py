@@ -83,7 +83,7 @@ class _NodeMetrics:
         return web.Response(body="".join([self.process.text(), *self._metric_lines()]).encode(), headers=CONTENT_TYPE)
 
     def notify(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # the node's loop has ended
             self._loop.call_soon_threadsafe(self.add_elapsed_time)
 
     def add_elapsed_time(self) -> None:

@@ -78,13 +78,13 @@ class RunReader:
         self._prefix = prefix
         self._looking = asyncio.Lock()
         self.over: dict[str, _EndedRun] = {}  # the runs without nodes at the last read
-        # Maps a name (as in `FollowedRuns.changed`) to two times and an answer, which is reused until the first time if
+        # By a name as in `FollowedRuns.changed`: two times and an answer. The answer is reused until the first time if
         # its run has changed, else until the second.
         self._answers: dict[str, tuple[float, float, Any]] = {}
         self.followed: FollowedRuns = FollowedRuns(client, prefix)  # the runs read lately, kept current by watches
 
     async def ping_store(self) -> float:
-        """See `Run.ping`."""
+        """Return the round trip to the store, in seconds."""
         return await self._client.ping(timeout=2.0)
 
     async def list_live_runs(self) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ class RunReader:
                 told, now = await look(), self._client.time()
                 self._answers = {one: known for one, known in self._answers.items() if known[1] > now}
                 pause = FRESH_FOR * (now - began)
-                # The next change is read almost at once; but if a change has caused this reading, only after `pause`.
+                # The next change is read almost at once, or after `pause` if a change has caused this reading.
                 self._answers[what] = now + max(SPACED, has_changed * pause), now + max(FRESH, pause), told
             return cast("T", told)
 

@@ -1,4 +1,4 @@
-"""The loop over a run's rounds, and one round: the part that the async and the blocking twin share."""
+"""The parts of a round, and of the loop over rounds, that the async and the blocking twin share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SomeRound = TypeVar("SomeRound", bound="MemberOfRound")
 OnWaiting = Literal["now", "wait"]
 """How a body that never calls `check` is treated when nodes wait to join."""
 
-NO_PROGRESS_STATUS: Final = 93  # the default of `rdzv run --give-up-status`, too
+NO_PROGRESS_STATUS: Final = 93  # an exit status; also the default of `rdzv run --give-up-status`
 NO_PROGRESS: Final = Parameter("no_progress", whole_number(0))
 SECONDS: Final = Parameter("seconds", duration())
 
@@ -63,7 +63,7 @@ class LoopOptions:
 
 
 async def await_if_async(work: Awaitable[T] | T) -> T:
-    """Await an async handler's result; return that of a blocking handler as it is."""
+    """Await an async handler's result; return a blocking handler's unchanged."""
     return await work if isinstance(work, Awaitable) else work
 
 
@@ -75,10 +75,10 @@ class RoundLoop(Generic[SomeRound]):
         self.options: LoopOptions = options
         self._make = make
         self._handler = handler
-        # If the run was open before the first round, its closing ends the loop without an error. None: not known yet.
+        # If the run was open at the start, its closing ends the loop without an error. None: not known yet.
         self._was_open: bool | None = None
         self._finished = -1  # the last step that this node has finished
-        self.last: SomeRound | None = None  # the last round that this node met in
+        self.last: SomeRound | None = None  # the last round that this node was in
 
     async def next(self) -> SomeRound | None:
         """Leave the last round, join the next, and return it; None once the run is over."""
@@ -111,7 +111,7 @@ class RoundLoop(Generic[SomeRound]):
 
     async def release(self) -> None:
         """Release the last round's preparations; needed if the loop was left before the round's block began."""
-        if self.last is not None and not sys.is_finalizing():  # then other threads have ended
+        if self.last is not None and not sys.is_finalizing():  # at Python's exit, other threads have ended
             await self.last._release()
 
     async def _record_progress(self, round: SomeRound) -> None:
@@ -134,10 +134,10 @@ class RoundLoop(Generic[SomeRound]):
                 await await_if_async(self._handler.change_tally(count_round))
 
     async def _give_up_without_progress(self) -> None:
-        """Give the run up after too many rounds without a finished step; each member has counted the last round."""
+        """Give the run up if too many rounds in a row ended without a finished step."""
         if not self.options.no_progress:
             return
-        value = await await_if_async(self._handler.change_tally(bytes))  # `bytes` changes nothing
+        value = await await_if_async(self._handler.change_tally(bytes))  # `bytes` returns the tally unchanged
         fruitless = RunTally.of(value).fruitless
         if fruitless < self.options.no_progress:
             return
@@ -151,7 +151,7 @@ class RoundLoop(Generic[SomeRound]):
 
 
 class Busy:
-    """A period without judging members by their steps, as one member is busy; entered by `with` or `async with`."""
+    """A period in which no member is judged by its steps, as one is busy; entered by `with` or `async with`."""
 
     def __init__(self, node: Node, membership: Membership, seconds: float, what: str) -> None:
         self._node = node
@@ -187,9 +187,9 @@ class MemberOfRound(ABC):
         bootstrap_address: Host and port on rank 0, the same for every member.
         previous: The changes since the last round this node was in; None in its first.
         newest: Rank and last finished step of the member that has finished the most; None if no step is finished.
-        lags: True if this member has finished steps, but fewer than the newest.
+        lags: True if this member has finished steps, but fewer than `newest`.
         gate: Decides at each step if this member may begin the step.
-        life: Watches for the round's end.
+        monitor: Watches for the round's end.
     """
 
     store: Any
@@ -208,7 +208,7 @@ class MemberOfRound(ABC):
         self.previous: Previous | None = None if last is None else Previous(last.rank, *round.since)
         self.newest: tuple[int, int] | None = round.newest
         self.gate: StepGate = membership.gate
-        finished = node.progress  # the value in this member's record, from which `newest` was computed, too
+        finished = node.progress  # as in this member's record; `newest` is computed from all members' records
         self.lags: bool = round.newest is not None and finished is not None and 0 <= finished < round.newest[1]
         self.store = info.store
         self._info = info
@@ -216,7 +216,7 @@ class MemberOfRound(ABC):
         self._node = node
         self._membership = membership
         self._is_entered = False
-        self._misuse: RendezvousStateError | None = None  # raised when the loop continued inside this block
+        self._misuse: RendezvousStateError | None = None  # set if the loop continued before this block was left
         waits = loop.options.on_waiting == "wait"
         self.monitor: RoundMonitor = RoundMonitor(node, membership, self._end_body, lets_newcomers_wait=waits)
 
@@ -245,14 +245,14 @@ class MemberOfRound(ABC):
 
     @property
     def ending(self) -> Ending | None:
-        """The round's ending for this member; None before."""
+        """The round's ending for this member; None while the round continues."""
         return self.monitor.ending
 
     def beat(self, step: SupportsIndex) -> None:
-        """Report that this member begins a step, without agreeing on a stop; `check` reports it, too.
+        """Report that this member begins a step, as `check` does, but without agreeing on a stop.
 
-        The report costs no message: it is sent with the node's next keep-alive. With `stall_timeout`, a member that
-        begins no step for that long while others do is lost.
+        The report costs no message: it is sent with the node's next keep-alive. With `stall_timeout`, a member is
+        lost if it begins no step for that long while others do.
         """
         self._membership.beats.beat(step)
 
@@ -294,7 +294,7 @@ class MemberOfRound(ABC):
 
 
 class BodyCalls(MemberOfRound):
-    """The calls of a body to its round. In the blocking twin these calls never await, and become plain methods."""
+    """The methods that a round's body calls. In the blocking twin they never await, and become plain methods."""
 
     @abstractmethod
     async def _until_decided(self) -> None:
@@ -302,7 +302,7 @@ class BodyCalls(MemberOfRound):
 
     @abstractmethod
     async def _leave_body(self) -> NoReturn:
-        """End the body here, since the round is over."""
+        """End the body at this call, as the round is over."""
 
     async def check(self, step: SupportsIndex) -> None:
         """Begin a step, or leave the round together with all other members, before the same step.
@@ -331,17 +331,14 @@ class BodyCalls(MemberOfRound):
         await self._leave_body()
 
     async def keep(self, key: str, data: bytes) -> None:
-        """Keep a small state of the run, from round to round.
+        """Keep a small state of the run for later rounds; raise RoundSupersededError if this node is out of the round.
 
         The store keeps the data until the run ends, and limits its size.
-
-        Raises:
-            RoundSupersededError: This node is no longer in the round.
         """
         await await_if_async(self._handler.keep(key, data, in_round=self.number))
 
     async def restore(self, key: str) -> bytes | None:
-        """Return the data that any member has kept last under this name."""
+        """Return the data that any member has kept last under this key."""
         kept: bytes | None = await await_if_async(self._handler.restore(key))
         return kept
 

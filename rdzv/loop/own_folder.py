@@ -1,6 +1,6 @@
-"""A temporary folder, removed when its process ends; after SIGKILL, when another process makes such a folder.
+"""A temporary folder, removed when its process ends or, after SIGKILL, when another process makes such a folder.
 
-The process that owns a folder holds a lock on a file in it; a process id would be unique in one container only.
+The process that owns a folder holds a lock on a file in it, as process ids are unique only within a container.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Watches one member's round for its end, and acts on that end; runs in the node's loop.
 
-`rdzv.core.round_life` decides whose error a failure is.
+`rdzv.core.round_life` decides whether a failure is the member's own or caused by others.
 
 **The end of a round.** A member's loss, a departure other than at the agreed step, and the removal of this node end a
-round at once. The run's closing, like every announced change, ends the round at the step that the members agree on. But
-a closing or change ends the round at once if this member begins no steps, or if a member has given the run up, and so
-left mid-step.
+round at once. So does giving the run up, as the member that does so leaves mid-step. The run's closing and announced
+changes end the round at the step that the members agree on, or at once if this member begins no steps.
 """
 
 from __future__ import annotations
@@ -51,10 +50,8 @@ log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 FINISHED: Final = "every member has finished its body"
 
-# Keys in a round's store. The value of `DONE` is the number of finished members; that of `BLAME` names the member that
-# ended the round first, and its error.
-DONE: Final = "rdzv/done"
-BLAME: Final = "rdzv/ended_by"
+DONE: Final = "rdzv/done"  # the key, in a round's store, of the number of finished members
+BLAME: Final = "rdzv/ended_by"  # the key of the name and error of the member that ended the round first
 
 LISTENS_FOR: Final = 1e9  # seconds; in effect no limit, as the round's end ends the wait
 LISTENS_AGAIN: Final = 1.0  # seconds until `wait_for_end` asks the store again after an error
@@ -68,8 +65,8 @@ class RoundMonitor:
 
     node: Node
     membership: Membership
-    # Called with the round's ending, in the node's thread, or in the thread that noticed the end first. Called a second
-    # time if the members agreed to leave, and the round ends otherwise before this member has left.
+    # Called with the round's ending, in the node's thread or in the thread that noticed the end first. Called again if
+    # the members had agreed to leave, but the round ends otherwise before this member has left.
     on_end: Callable[[Ending], object]
     _: KW_ONLY
     lets_newcomers_wait: bool = False  # True if waiting nodes must not interrupt work that begins no steps
@@ -78,18 +75,18 @@ class RoundMonitor:
     blames_others: bool = False  # True if this member's work failed because of other members
     all_have_finished: bool = False  # True if this member was the last to finish
     stopped: bool = False
-    # At most two endings: False has the agreement to leave, True any other ending. Any thread sets each once.
+    # The agreement to leave is under False, any other ending under True. Any thread may set either, once.
     _endings: dict[bool, Ending] = field(default_factory=dict)
     _awaits: anyio.CancelScope | None = None  # cancelled at the round's end, to end a wait in the node's loop
 
     @property
     def ending(self) -> Ending | None:
-        """The round's ending for this member; None before."""
+        """The round's ending for this member; None while the round continues."""
         return self._endings.get(True) or self._endings.get(False)
 
     @property
     def is_over(self) -> bool:
-        """True if the round or the member's work has ended, so that no stop must be agreed on."""
+        """True if the round or the member's work has ended, so that no agreement on a stop is needed."""
         return self.stopped or self.ending is not None
 
     @property
@@ -122,10 +119,10 @@ class RoundMonitor:
             self._cancel_wait()
 
     def end(self, ending: Ending) -> None:
-        """Record an ending; the first counts, but any other replaces an agreement to leave. Thread-safe."""
+        """Record the first ending, or a later one that replaces an agreement to leave. Thread-safe."""
         if self._record_ending(ending):
             self.on_end(ending)
-            if self.phase is not WorkPhase.AT_WORK:  # this then runs in the node's thread, which may cancel `_awaits`
+            if self.phase is not WorkPhase.AT_WORK:  # after the work, the node's thread calls `end`
                 self._cancel_wait()
 
     def _record_ending(self, ending: Ending) -> bool:
@@ -153,13 +150,13 @@ class RoundMonitor:
                 case Closed(reason=reason, given_up=given_up) if given_up or stops_nowhere:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self.lets_newcomers_wait):
-            # Without an agreed step all leave at once. Either no member has begun a step, or the run is closed, and
+            # No step was agreed on, so all leave at once. Either no member has begun a step, or the run is closed, and
             # members in their first step may wait for a member that has gone.
             return Ending(kind=EndKind.AGREED if stops_nowhere else EndKind.CLOSED, reason=gate.why)
         if progress is None:
             return None
         if at_end and progress.live < round.size:
-            # This member has finished, and reaches no agreed step. If others stop before they finish, all meet again.
+            # This member has finished, so it reaches no agreed step. If other members stop unfinished, all meet again.
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
         if self.phase is WorkPhase.AT_WORK and progress.live < round.size and round.in_steps and not gate.decided:
             # A member has rejoined without an agreed stop: its step failed, and it could not ask the store which member
@@ -174,9 +171,9 @@ class RoundMonitor:
 
     @property
     def _has_any_left_early(self) -> bool:
-        """True if a member has left elsewhere than at the agreed step, so that others may wait for it in a step.
+        """True if a member has left elsewhere than at the agreed step: other members may wait for it in a step.
 
-        A member that leaves at once for newcomers counts, too: a member whose body calls no `check` may wait for it.
+        A member that leaves at once for newcomers counts, too: members whose bodies call no `check` may wait for it.
         """
         progress = self.membership.progress
         return progress is not None and progress.left_early
@@ -191,9 +188,9 @@ class RoundMonitor:
         """Act on the end of the member's work.
 
         `failure` is the work's error, or describes it in words for other members. `in_node` runs a coroutine in the
-        node's loop. `release` ends other members' waits for this member, after it has reported its failure: otherwise
-        members that fail because of this one would report first. For blocking callers, `in_node` and `release` block
-        instead of awaiting.
+        node's loop. `release` ends other members' waits for this member. It is called after this member has reported
+        its failure, or members that fail because of this one would report first. For blocking callers, `in_node` and
+        `release` block.
         """
         verdict = find_give_up(failure)
         if verdict is not None:
@@ -211,7 +208,7 @@ class RoundMonitor:
             if self.ending is None:  # the node has not read of the end yet, or the error is of another round
                 self._record_ending(Ending(kind=EndKind.DROPPED, reason=str(failure)))
                 if self.membership.gate.is_awaited:
-                    # Others wait for this member in a step. Report a departure: an arrival means an agreed stop.
+                    # Others wait for this member in a step. Report a departure, as an arrival means an agreed stop.
                     await in_node(self._leave())
             return Outcome.MEET_AGAIN
         self.phase = WorkPhase.FAILED
@@ -232,9 +229,9 @@ class RoundMonitor:
             self._log_warning(f"the others could not be told that the run is given up: {error}")
 
     async def _wait_until_all_finish(self) -> None:
-        """Wait until all members have finished, and the last one closes the run, or until the round ends otherwise.
+        """Wait until all members have finished and the last one closes the run, or until the round ends otherwise.
 
-        A member that cannot report that it has finished returns, to meet again with the others.
+        If this member cannot report that it has finished, return, so that it meets again with the others.
         """
         self.phase = WorkPhase.AT_END
         self.membership.beats.finish()  # no member expects more steps of this member
@@ -246,7 +243,7 @@ class RoundMonitor:
                     await self._count_finished(1)
                     await anyio.sleep_forever()
             if self.ending is not None and self.ending.kind in (EndKind.LOST, EndKind.LEFT):
-                await self._count_finished(0)  # close the run if the last member is lost before closing it
+                await self._count_finished(0)  # close the run if the last member was lost before it could
         except (RendezvousError, StoreError) as error:
             self._log_warning(f"this member has finished, and cannot report it: {error}")
 
@@ -259,7 +256,7 @@ class RoundMonitor:
             await self.node.loop.start(verbs.set_closed(self.node, self.finished))
 
     async def _claim_failure(self, failure: BaseException | str) -> bool:
-        """Report that this member has failed; return True if it failed first, in a round of several members."""
+        """Report that this member has failed; return True if it has failed first, and is not the only member."""
         how = failure if isinstance(failure, str) else ""
         if not await self.claim_end(how):
             reason = f"others failed before this member did: {failure!r}"
@@ -267,12 +264,12 @@ class RoundMonitor:
             return False
         if self.membership.round.size == 1:
             return False
-        with contextlib.suppress(RendezvousError):  # losses are reported without an accusation, too, only later
+        with contextlib.suppress(RendezvousError):  # without the accusation, losses are reported later
             await accuse_unnamed(self.node, how or repr(failure))
         return True
 
     async def _wait_for_loss(self) -> None:
-        """Wait until a member's loss is known, or any loss would be known by now."""
+        """Wait until a member's loss is known, or until any loss so far would be known."""
         settings = self.node.settings
         on_etcd = settings.endpoint.info.family == "etcd"  # on etcd, only `ttl` ends a dead member's lease
         died_within = settings.ttl + ETCD_LATE if on_etcd else settings.disconnect_ttl
@@ -292,22 +289,22 @@ class RoundMonitor:
     async def _open_shared_store(self) -> SharedStore:
         link, round = await self.node.open_link(), self.membership.round
         store = shared_store(self.node, self.membership, link.store)
-        store.prefix = self.node.keys.attempt(round.number, round.term)  # a prefix for which a full store reserves room
+        store.prefix = self.node.keys.attempt(round.number, round.term)  # a full store reserves room for this prefix
         return store
 
     async def is_in_round(self) -> bool:
         """Ask the store whether this member is still in the round."""
         try:
-            with contextlib.suppress(StoreError):  # this member's next request fails, too
+            with contextlib.suppress(StoreError):  # a lost store also fails this member's next request
                 await (await self._open_shared_store()).check([DONE])
         except RoundSupersededError:
             return False
         return True
 
     async def claim_end(self, how: str = "") -> bool:
-        """Report that this member ends the round, and `how` its work failed, if so; return True if it is the first.
+        """Report that this member ends the round, and `how` its work failed, if it did; return True if it is the first.
 
-        Also return False if this node is cut off from the store, or out of the round: its work is not to blame then.
+        If this node is cut off from the store, or out of the round, return False, as its work is not to blame.
         """
         said = f"{self.node.node_id}\n{how}".encode(errors="backslashreplace")
         with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError, StoreError):
@@ -315,7 +312,7 @@ class RoundMonitor:
         return False
 
     async def wait_for_end(self) -> None:
-        """Wait until a member has ended the round; if its work failed, end the round here: a collective might hang."""
+        """Wait until a member ends the round. If its work failed, end this member's, too: a collective might hang."""
         try:
             listening = (await self._open_shared_store()).without_wait_reports()
         except RendezvousError:
@@ -344,7 +341,7 @@ def describe_gone(gone: NodesLost | NodesLeft) -> str:
 
 
 async def accuse_unnamed(node: Node, why: str) -> None:
-    """Accuse an unnamed member, so that a member that has disconnected from the store is lost before `gone_ttl`."""
+    """Accuse an unnamed member: one that has disconnected from the store is then lost before `gone_ttl` has passed."""
     link, membership = await node.open_link(), node.membership
     if membership is not None and membership.over is None:
         with contextlib.suppress(StoreError):

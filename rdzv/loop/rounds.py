@@ -11,9 +11,9 @@ A round's body ends in one of these ways:
     a member is lost, or leaves unasked   the body is cancelled at once; the next round follows
     a node wants to join or leave         all members leave at the same `check`; the next round follows
     the body finishes                     this member waits for the others to finish; then the run is closed
-    the body raises `GiveUp`              the run is closed everywhere, with its reason; it is raised here
-    the body raises anything else         it is raised here, and the node leaves; but if others have gone, the next
-                                          round follows
+    the body raises `GiveUp`              the run is closed everywhere, with its reason; the loop raises it
+    the body raises anything else         the loop raises it, and the node leaves; but if members have gone, the
+                                          next round follows
     the run is closed                     the loop ends
 """
 
@@ -74,7 +74,7 @@ def rounds(
 
 
 def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
-    """Return a URL's built-in handler, unconnected; raise RendezvousSettingsError if the URL is wrong or foreign."""
+    """Return a URL's built-in handler, unconnected; raise RendezvousSettingsError for a wrong URL or other backend."""
     handler = create_handler(url, overrides)
     if not isinstance(handler, Handler):
         what = f"the backend of {shown(url.partition('?')[0])} is a third party's"
@@ -121,7 +121,7 @@ class Round(BodyCalls):
         return self
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        # The scope swallows only the cancellation that it has sent itself, and ends in the task that entered it.
+        # Only the task that entered the scope may leave it. The scope swallows only its own cancellation.
         body, cancelled_by_us = self._body, False
         if body is not None and asyncio.current_task() is body:
             cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))
@@ -138,7 +138,7 @@ class Round(BodyCalls):
             self._loop.call_soon_threadsafe(self._scope.cancel)
 
     async def _until_decided(self) -> None:
-        """Wait for the agreement on a stop: about a round trip, as nodes answer while their members compute."""
+        """Wait for the agreement on a stop: about a round trip, as nodes answer even while their members compute."""
         wakeup = ThreadSafeWakeup()
         with self._membership.listeners.listening(wakeup):
             while not (self.gate.decided or self.monitor.is_over):
@@ -146,5 +146,5 @@ class Round(BodyCalls):
 
     async def _leave_body(self) -> NoReturn:
         self._scope.cancel()
-        await self._left.wait()  # the cancellation ends this in the body; other tasks wait, and get the error
+        await self._left.wait()  # cancelled in the body's task; another task waits until the body has ended
         raise RoundChanged(f"{self!r} is over")

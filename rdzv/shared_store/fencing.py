@@ -49,13 +49,13 @@ class OutOfTimeError(SharedStoreTimeoutError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipQueries:
-    """Functions by which a shared store learns of this member's and the others' state."""
+    """Functions by which a shared store learns the state of this member and of the others."""
 
     superseded: Callable[[], str | None] = lambda: None  # returns why this node is no longer a member
     lost: Callable[[], tuple[str, ...]] | None = None  # returns the dead members; None: waits continue after a loss
     # Returns a context for a request that waits for members, given a function that returns the awaited keys in words.
     waiting: Callable[[Callable[[], str]], AbstractContextManager[object]] = nullcontext
-    interrupted: Callable[[], object] = lambda: None  # called before a call raises that the round is over
+    interrupted: Callable[[], object] = lambda: None  # called when a call ends as members are lost or the round is over
     roster: MemberNames | None = None
 
 
@@ -63,7 +63,8 @@ class MembershipQueries:
 class MemberNames:
     """Names members missing at a barrier.
 
-    `read` unpacks the value of `key(rank)` into names by rank. `absence` returns "lost 41 s ago", or "".
+    The key `key(rank)` holds names of several members; `read` returns them by rank. `absence(name)` returns
+    "lost 41 s ago", or "".
     """
 
     rank: int
@@ -104,7 +105,7 @@ class FencedCall:
 
         Raises:
             RoundSupersededError: This node is not a member any more.
-            OutOfTime: The time is over, or members are lost and the wait may never end.
+            OutOfTimeError: The time is over, or members are lost and the wait may never end.
             RendezvousConnectionError: The store could not be reached in time.
             RendezvousStateError: The client was made before a `fork()`.
         """
@@ -112,7 +113,7 @@ class FencedCall:
         left = self._deadline - self.now()
         if type(request) is not Wait:
             left = max(left, ANSWER_TIMEOUT)
-        elif left <= 0 or self._lost_members():  # the operation catches OutOfTime, and reads the keys without a wait
+        elif left <= 0 or self._lost_members():  # the operation catches this error, and reads without a wait
             raise OutOfTimeError("there is no time to wait", timeout=self.seconds)
         try:
             if type(request) is Transact:
@@ -127,7 +128,7 @@ class FencedCall:
             raise explained from error
 
     async def _transact(self, request: Transact, left: float) -> Any:
-        """Add the fence to a transaction's conditions, and run it; raise ConditionFailed only if the fence broke."""
+        """Run a transaction with the fence's conditions added; raise ConditionFailed only if one of these fails."""
         reads = tuple(Get(key) for key in dict.fromkeys(condition.key for condition in self.fence))
         fenced = Transact(when=(*self.fence, *request.when), then=request.then, otherwise=(*reads, *request.otherwise))
         result: TransactionResult = await self.call(fenced, left)
@@ -143,7 +144,7 @@ class FencedCall:
         return result.replace(results=result.results[len(reads) :])
 
     def check_membership(self) -> None:
-        """Raise `RoundSupersededError` if this node is known to be no member any more."""
+        """Raise `RoundSupersededError` if this node is known to be out of the round."""
         reason = self.company.superseded()
         if reason is not None:
             raise self._superseded_error(reason)

@@ -48,7 +48,7 @@ ADD_MAX: Final = 2**63 - 1  # the largest number that this store, and PyTorch's,
 
 
 class RoundKeys(ABC):
-    """The names of keys in a round's store, and the start of each of its operations."""
+    """Makes the keys of a round's store, and a `FencedCall` for each operation."""
 
     prefix: str
     lease: int | None
@@ -115,7 +115,7 @@ class Operations(RoundKeys):
         await self._begin_call()(Transact(when=(), then=puts))
 
     async def add(self, key: str, amount: int) -> int:
-        """Add to the decimal number of a key, 0 if missing; return the sum."""
+        """Add to a key's decimal number, or to 0 if the key is missing; return the sum."""
         number = valid_int(amount, "amount")
         if abs(number) > ADD_MAX:
             raise ValueError(f"the amount {shown(number)} does not fit in the store's 64 bits")
@@ -128,8 +128,7 @@ class Operations(RoundKeys):
     async def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """Write the desired value if the key holds the expected one, or is missing and the expected one is empty.
 
-        Returns:
-            The key's value after the call; the expected value if the key is missing.
+        Return the key's value after the call; the expected value if the key is missing.
         """
         held, wanted, new = self._value_key(key), valid_value(expected_value), valid_value(desired_value)
         ask = self._begin_call()
@@ -179,18 +178,14 @@ class Operations(RoundKeys):
             starts = there is None
 
     async def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first item of a queue; with `block`, wait until there is one.
-
-        Raises:
-            QueueEmptyError: The queue is empty, and `block` is False.
-        """
+        """Take the first item of a queue. If the queue is empty, wait, or without `block` raise `QueueEmptyError`."""
         mark, prefix = self._value_key(key), self._queue_prefix(key)
         ask = self._begin_call()
         while True:
             listing = await ask(List(prefix=prefix, keys_only=True))
             items = sorted(filter(None, listing.entries), key=lambda item: item.create_revision)
             for item in items:
-                # The items before this one have been taken for good, so this item is the queue's first.
+                # All earlier items have been taken by now, so this item is the queue's first.
                 popped = await _pop_item(ask, item, mark, is_last=item is items[-1])
                 if popped is not None:
                     return popped
@@ -244,7 +239,7 @@ async def _wait_and_get_all(ask: FencedCall, names: tuple[str, ...], held: tuple
         return [entry.value for entry in (await ask(Wait(keys=held))).entries if entry is not None]
     except OutOfTimeError:
         missing = await _find_missing(ask, names, held)
-        # If no key is missing, the keys came late; `_read_values` returns None if one was deleted again.
+        # If no key is missing, all were written late; `_read_values` returns None if one was deleted again.
         found = None if missing else await _read_values(ask, held)
         if found is None:
             _raise_timeout(ask, names, missing or names)

@@ -69,7 +69,7 @@ class RequestClient(Protocol):
         raise NotImplementedError
 
     def time(self) -> float:
-        """Return the time on the clock of its timeouts."""
+        """Return the time on the clock that `timeout` refers to."""
         raise NotImplementedError
 
 
@@ -109,7 +109,7 @@ class _SharedStoreBase(RoundKeys, Generic[C]):
         )
 
     def _reported_as_wait(self, request: Request[Any]) -> AbstractContextManager[object]:
-        """Return a context to make a request in; a request that waits for other members is reported as a wait."""
+        """Return a context that reports a request as a wait if the request waits for other members."""
         return self._company.waiting(partial(awaited_keys, self.prefix, request)) if waits(request) else nullcontext()
 
     def _new_unique_name(self) -> str:
@@ -157,7 +157,7 @@ class LazyClient:
         self._of_another_store = self._client is not None and self._client.store_id != store_id
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request; raise RendezvousStateError in another event loop."""
+        """Make one request; raise RendezvousStateError if another event loop uses the client."""
         if self._loop not in (None, asyncio.get_running_loop()):
             raise RendezvousStateError(
                 "this round's store is used by another event loop already: use it there, by "
@@ -199,7 +199,7 @@ class LazyClient:
                 await self._close()
         elif there.is_running():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.aclose(), there))
-        else:  # the client's loop has ended, and its connections with it
+        else:  # the loop has ended, and with it the client's connections
             self._client = self._loop = self._opened = None
 
     async def _close(self) -> None:
@@ -245,7 +245,7 @@ class SharedStore(_SharedStoreBase[RequestClient], Operations):
                 return response
             finally:
                 del under_way[scope]
-        raise WaitEnded("members were lost")  # `_translate_error` raises another error if this node was dropped
+        raise WaitEnded("members were lost")  # `_translate_error` replaces this error if this node was dropped
 
 
 class BlockingSharedStore(_SharedStoreBase["BlockingStore"]):
