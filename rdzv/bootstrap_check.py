@@ -50,11 +50,11 @@ class ReachVerdict(Stored, kw_only=True):
 def reach_verdict(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> ReachVerdict:
     """Return rank 0's verdict on a round in which some ranks have not connected to it.
 
-    `missing` has the unconnected ranks; it is empty if rank 0 could not listen. `again`: members did not reach this
-    node when it was rank 0 before; it was chosen again because the same is true of every other candidate.
+    `missing` has the unconnected ranks; it is empty if rank 0 could not listen. `again` is True if this node was
+    unreachable as rank 0 before, as was every other candidate.
     """
     here = size - len(missing)
-    # Of two nodes, either may be to blame: the other node is left out only after it was rank 0 itself.
+    # Of two nodes, either may be to blame: leave the other out only if it was unreachable as rank 0, too.
     most = here > len(missing) or (here == len(missing) and (size > 2 or again))
     if missing and here >= needed and most:
         return ReachVerdict(why=f"{why}; the others go on", left_out=tuple(missing))
@@ -137,7 +137,7 @@ async def listen_for_members(round: Round) -> list[int]:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_TIME_WAIT)
             writer.transport.abort()
-        complete.set()  # wake and so end the tasks of `answer` that still wait
+        complete.set()  # end the tasks of `check_in` that still wait
     return sorted(missing)
 
 

@@ -1,4 +1,4 @@
-"""The errors of a rendezvous; the base of all is `RendezvousError`."""
+"""The errors of a rendezvous."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STATUS_MAX = 255  # the largest exit status of a process; in a shell, 128 + n me
 
 
 def valid_exit_status(status: SupportsIndex) -> tuple[int, str]:
-    """Return a valid exit status, and a remark if it replaces an invalid one, which is never replaced by 0."""
+    """Return a valid exit status, not 0 if it replaces an invalid one; return a remark on the replacement, or ""."""
     try:
         number = operator.index(status)
     except TypeError:
@@ -26,7 +26,7 @@ class RendezvousError(Exception):
 
 
 class RendezvousNonRetryableError(RendezvousError):
-    """The base of errors that a retry cannot mend; launchers of NVIDIA and PyTorch know the name."""
+    """The base of errors that a retry cannot mend; launchers of NVIDIA and PyTorch know its name."""
 
 
 class RendezvousClosedError(RendezvousNonRetryableError):
@@ -62,7 +62,7 @@ class RendezvousSettingsError(RendezvousNonRetryableError, ValueError):
 
 
 class RendezvousGracefulExitError(RendezvousError):
-    """This node was a spare and the run is closed, so its process should exit with success."""
+    """This node is drained, or was a spare of a run now closed: its process should exit with success."""
 
 
 class RendezvousConnectionError(RendezvousError, ConnectionError):

@@ -46,11 +46,7 @@ class RendezvousHandler(_RunAndNodeId, ABC):
 
     @abstractmethod
     async def is_closed(self) -> bool:
-        """Return True if the run is closed.
-
-        Raises:
-            RendezvousConnectionError: The store cannot be reached, so the answer is unknown.
-        """
+        """Return True if the run is closed; raise RendezvousConnectionError if the store cannot be reached."""
 
     @abstractmethod
     async def set_closed(self, reason: str = "") -> None:

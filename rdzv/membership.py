@@ -135,7 +135,7 @@ class Membership:
     record_gone: bool = False  # True if the coordinator's report lists this node as lost
     expelled: bool = False  # True if the coordinator expelled this node; False if its record expired
     lost_ids: tuple[str, ...] = ()  # the known ids of members that have died since the round completed
-    counting: Any = None  # the task by which `all_here` has counted this member; None before
+    counting: Any = None  # the task in which `all_here` has counted this member; None before
     gate: StepGate = field(default_factory=StepGate)
     listeners: Listeners = field(default_factory=Listeners)
 
@@ -164,7 +164,7 @@ class Membership:
 
     @property
     def progress(self) -> Progress | None:
-        """The coordinator's progress of this round; None before the first, and once it is of a later round."""
+        """The coordinator's last report on this round; None before the first, and once it reports on a later round."""
         progress = self.head.progress
         return progress if progress is not None and progress.round == self.round.number else None
 
@@ -184,18 +184,18 @@ class Membership:
         self.over = reason
 
     def call_when_over(self, callback: Callable[[str], object]) -> None:
-        """Call back once, with the reason, when the membership is over; at once if it is already. Thread-safe."""
+        """Call back once, with the reason, as soon as the membership is over. Thread-safe."""
         self.call_once(lambda: self.over, callback)
 
     def call_when_lost(self, callback: Callable[[tuple[str, ...]], object]) -> None:
-        """Call back once, with the names known by then, when members have died; at once if some have already."""
+        """Call back once, with the known ids, as soon as members have died."""
         self.call_once(lambda: self.lost_ids or None, callback)
 
     def call_once(self, news: Callable[[], T | None], callback: Callable[[T], object]) -> None:
-        """Call back once, with the result of `news`, as soon as `news()` is not None; at once if it is not None now."""
+        """Call back once, with the result of `news`, as soon as that is not None."""
         once = _OneTimeListener(self.listeners, news, callback)
         self.listeners.add(once)
-        # `news()` may have had a result before this listener was added. A Ctrl-C in this thread is the caller's.
+        # `news()` may have had a result before this listener was added. A Ctrl-C in this thread reaches the caller.
         once.notify(contained=(Exception, SystemExit))
 
 

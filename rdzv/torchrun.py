@@ -1,10 +1,7 @@
 """The entry point of the group `torchrun.handlers`, for `torchrun --rdzv-backend=rdzv`.
 
 torchrun loads all entry points of the group, whichever it uses, so this module imports nothing that might fail.
-
-    python -m rdzv.torchrun --rdzv-backend=rdzv ...
-
-is torchrun with the backend registered by hand: PyTorch 2.4 does not read entry points.
+PyTorch 2.4 does not read entry points; for it, `python -m rdzv.torchrun --rdzv-backend=rdzv ...` registers the backend.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ def main() -> None:
         )
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-    from rdzv.torchrun import create_handler  # not that of `__main__`, if this runs as a script
+    from rdzv.torchrun import create_handler  # a script's own `create_handler` is in `__main__`
 
     rendezvous_handler_registry.register("rdzv", create_handler)
     run.main()

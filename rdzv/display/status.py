@@ -1,4 +1,4 @@
-"""A run's status as lines of text, and the screen of `rdzv status --watch`, which consists of such lines.
+"""A run's status as lines of text, and the screen of `rdzv status --watch`, made of such lines.
 
 If the store does not answer, the first line of the screen says so, and the other lines are old.
 """

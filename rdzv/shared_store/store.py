@@ -129,13 +129,13 @@ class _SharedStoreBase(RoundKeys, Generic[C]):
         return copy.copy(self)
 
     def ignoring_losses(self) -> Self:
-        """Return another object for the same keys, whose waits continue when members are lost."""
+        """Return a clone whose waits continue when members are lost."""
         copied = self.clone()
         copied._company = replace(self._company, lost=None)
         return copied
 
     def without_wait_reports(self) -> Self:
-        """Return another object for the same keys, whose waits do not count as waiting for others."""
+        """Return a clone whose waits are not reported as waits, and continue when members are lost."""
         copied = self.clone()
         copied._company = replace(self._company, lost=None, waiting=nullcontext)
         return copied

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EXIT_LOOKS_EVERY = 0.5  # seconds
+EXIT_LOOKS_EVERY = 0.5  # seconds between checks if a process is idle after its body's end
 EXIT_WITHIN = 10.0  # seconds from a body's end until its process is ended, even if not idle
 FINISH_LOOKS_EVERY = 1.0
 FINISH_WITHIN = 1800.0
@@ -47,7 +47,7 @@ SHORT, MIDDLING, LONG = 0.3, 3.0, 20.0
 
 
 class Done(Generic[T]):
-    """The result of a method of `Cluster`: `value`. Awaiting the result, which is optional, first calls `then`."""
+    """The result of a method of `Cluster`, as `value`; awaiting it first calls `then`."""
 
     def __init__(self, value: T, then: Callable[[], object] | None = None) -> None:
         self.value = value
@@ -109,7 +109,7 @@ class Cluster:
         self._store = StoreMachine(self._world, rng=random.Random(self._rng.random()), durable=durable)
         self._director = self._world.timeline.host("the director")
         self._processes = 0
-        self._dark: set[Process] = set()  # on machines without power
+        self._dark: set[Process] = set()  # the processes on machines without power
         self._over = False
         self.nodes: list[ClusterNode] = []
         self.rounds: list[ClusterRound] = []
@@ -160,11 +160,7 @@ class Cluster:
         return Done(None, then=self.finish)
 
     def advance(self, seconds: float) -> Done[None]:
-        """Play a number of virtual seconds.
-
-        Raises:
-            ClusterError: A body has raised an error, or members disagree about their round.
-        """
+        """Play some virtual seconds; raise ClusterError if a body fails, or members disagree about their round."""
         self._check_open()
         timeline = self._world.timeline
         with self._story.with_logs():
@@ -177,12 +173,9 @@ class Cluster:
         return Done(None)
 
     def finish(self, within: float = FINISH_WITHIN) -> Done[None]:
-        """Play until the bodies of all live nodes have ended.
+        """Play until the bodies of all live nodes have ended; raise the errors of `advance`.
 
-        Raises:
-            ClusterStuckError: The bodies take more than `within` virtual seconds; the message says where each node
-                waits.
-            ClusterError: As in `advance`.
+        After `within` virtual seconds, raise ClusterStuckError, which says where each node waits.
         """
         until = self.now + within
         while any(node.is_running for node in self.nodes):
@@ -319,7 +312,8 @@ class Cluster:
     ) -> Done[int]:
         """Run a body on a new cluster like this one, with random faults, for each seed.
 
-        After the faults, all bodies must end. At the first failure, print the seed and the story.
+        After the faults, all bodies must end. At the first failure, print the seed and the story, and raise
+        ClusterError. Return the number of seeds.
 
         Args:
             body: By default the body of the last `run`.
@@ -329,12 +323,6 @@ class Cluster:
             during: Virtual seconds in which the faults begin.
             within: Virtual seconds for the bodies to end, after the last fault.
             check: Called with each cluster at its end; an error that it raises is a failure.
-
-        Returns:
-            The number of seeds.
-
-        Raises:
-            ClusterError: A seed has failed; the message has the seed and the story.
         """
         chosen = body or self._body
         if chosen is None:
@@ -456,7 +444,7 @@ class Cluster:
         begun.over.call(say_error)
 
 
-cluster: Final = Cluster  # its name for callers
+cluster: Final = Cluster  # the name that callers use
 
 
 def _describe_nodes(nodes: Iterable[ClusterNode]) -> str:

@@ -28,7 +28,7 @@ COMMIT_SECONDS = (0.0002, 0.004)  # the shortest and the longest commit, in seco
 
 
 class NoJournalFiles:
-    """Replaces the files of the journal: its mark, and its reserve of space, here unlimited."""
+    """Replaces the journal's files: its mark, and its reserve of space, which is unlimited."""
 
     def write(self, store_id: str, number: int) -> None:
         """Do nothing."""
@@ -94,7 +94,7 @@ class SimulatedJournal(Journal):
         self._mark, self._reserve = NoJournalFiles(), disk.reserve  # type: ignore[assignment]
 
     def write_bytes_max(self) -> int:
-        """Return the bytes that a write may have: unlimited."""
+        """Return the most bytes of a write: unlimited."""
         return sys.maxsize
 
     coordination_bytes_per_second = write_bytes_max
@@ -106,7 +106,7 @@ class SimulatedJournal(Journal):
         return _SharedDatabase(self._disk.database)  # type: ignore[return-value]  # the caller cannot close it
 
     def append(self, facts: ChangeSet) -> int:
-        """Queue facts for the next group."""
+        """Add changes to the next group."""
         number = super().append(facts)
         self._begin_group()
         return number
@@ -127,7 +127,7 @@ class SimulatedJournal(Journal):
         return True
 
     def end_with_process(self, *, reaches_the_disk: bool) -> None:
-        """End with the process; first commit the group being written if it `reaches_the_disk`."""
+        """End the process's writes; first commit the group being written if it `reaches_the_disk`."""
         if self._in_hand is not None and reaches_the_disk:
             with contextlib.suppress(sqlite3.Error, RowsRefused):
                 self._commit(self._in_hand[0])

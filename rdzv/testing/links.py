@@ -121,7 +121,7 @@ class MemoryTransport(asyncio.Transport):
             self._reset_peer(None)
 
     def is_closing(self) -> bool:
-        """Return True if it is closing, closed or lost."""
+        """Return True if this end is closing, closed or lost."""
         return self._closing
 
     def pause_reading(self) -> None:
@@ -168,7 +168,7 @@ class MemoryTransport(asyncio.Transport):
         self._incoming.schedule_delivery()
 
     def die(self, *, silently: bool) -> None:
-        """End with the process: call its protocol no more, and close the connection unless `silently`."""
+        """Call the dead process's protocol no more; close the connection unless `silently`."""
         if silently:
             self._outgoing.clear()
         elif not self._end_sent:
@@ -205,7 +205,7 @@ class MemoryTransport(asyncio.Transport):
         elif not self._closing:
             try:
                 keep_open = self._protocol.eof_received()
-            except Exception as error:  # noqa: BLE001 as in `receive`
+            except Exception as error:  # noqa: BLE001  as in `receive`
                 self._report_protocol_error(error)
             else:
                 if not keep_open:
@@ -217,7 +217,7 @@ class MemoryTransport(asyncio.Transport):
         return not self.is_lost and (self._writing_paused or self._closing)
 
     def on_delivered(self) -> None:
-        """Called after bytes written here were delivered."""
+        """React to the delivery of bytes that were written to this end."""
         self._apply_flow_control()
         if self._closing:
             self._close_if_flushed()

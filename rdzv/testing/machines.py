@@ -57,8 +57,8 @@ class Process:
 
     def __init__(self, world: World, name: str, source: str, *, rng: random.Random, rate: float = 1.0) -> None:
         self.world = world
-        self.name: str = name  # of its machine
-        self.source: str = source  # the unique name of its connections
+        self.name: str = name  # the machine's name
+        self.source: str = source  # the unique name of its main loop's connections
         self.rng = rng
         self.host: Host = world.timeline.host(source, rate=rate)  # its main loop
         self.threads: dict[str, Host] = {}  # its other loops, by the names of their connections
@@ -150,7 +150,7 @@ def process_id_of(name: str) -> bytes:
 
 
 class StoreMachine:
-    """The store's machine; its disk, if `durable`, outlives its processes; its clock counts `rate` seconds a second."""
+    """The store's machine. A `durable` store's disk outlives its processes. `rate`: its clock's seconds per second."""
 
     def __init__(
         self, world: World, *, rng: random.Random, durable: bool = True, limits: Limits | None = None, rate: float = 1.0
@@ -161,8 +161,8 @@ class StoreMachine:
         self._rng = rng
         self._listener: Listener | None = None
         self.host: Host | None = None
-        self.server: Server | None = None  # the running one
-        self.starts: int = 0  # the number of its processes so far
+        self.server: Server | None = None  # the running process's server
+        self.starts: int = 0  # the number of the store's processes so far
         self.store_id: str = "store 1"
         self.disk: Disk | None = self.new_disk(self.store_id) if durable else None
 

@@ -61,7 +61,7 @@ class MemoryNetwork:
         self._refused: set[str] = set()
         self._partitioned: set[str] = set()
         self._dead: set[str] = set()
-        self._waiting: dict[asyncio.Future[None], None] = {}  # dials without an answer
+        self._waiting: dict[asyncio.Future[None], None] = {}  # dials that a partition holds
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -175,7 +175,7 @@ class MemoryNetwork:
         return self._rng.uniform(*self._latency) if isinstance(self._latency, tuple) else self._latency
 
     def new_pipe(self) -> Pipe:
-        """Return a direction of a new link."""
+        """Return one direction of a new link."""
         return Pipe(self)
 
     def _update_holds(self) -> None:
@@ -204,7 +204,7 @@ class Listener:
     name: str
     protocol_factory: Callable[[], AnyProtocol]
     loop: asyncio.AbstractEventLoop | None
-    _listeners: dict[str, Listener]  # the network's, by name
+    _listeners: dict[str, Listener]  # the network's listeners, by name
 
     def close(self) -> None:
         """Refuse dials from now on; open links stay."""

@@ -35,8 +35,8 @@ class ClusterRound:
         number: The round's number.
         world_size: The number of members.
         bootstrap_address: Rank 0's host and port.
-        at: When its first member received it, in virtual seconds.
-        ranks: Names, by rank, of the members that have received it.
+        at: When the first member received the round, in virtual seconds.
+        ranks: Names, by rank, of the members that have received the round.
     """
 
     run_id: str
@@ -48,7 +48,7 @@ class ClusterRound:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names of the members that have received it, by rank."""
+        """The names of the members that have received the round, by rank."""
         return tuple(self.ranks[rank] for rank in sorted(self.ranks))
 
 
@@ -103,7 +103,7 @@ class ClusterNode:
 
     @property
     def is_idle(self) -> bool:
-        """True if its process is idle."""
+        """True if its process has no unfinished task."""
         loops = (self.process.host, *self.process.threads.values())
         return not any(loop.unfinished() for loop in loops)
 

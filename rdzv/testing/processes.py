@@ -25,8 +25,8 @@ import store.sync
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-LOOKS_EVERY = 0.02  # seconds
-OUTPUT_IN_AN_ERROR = 4000  # characters per process
+LOOKS_EVERY = 0.02  # seconds between checks of processes
+OUTPUT_IN_AN_ERROR = 4000  # the most characters per process
 
 
 class ProcessesError(AssertionError):
@@ -127,11 +127,7 @@ class RealProcesses:
         return self._log_path(index).read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, index: int, text: str, *, within: float = 60.0) -> None:
-        """Wait until a process has written `text`.
-
-        Raises:
-            ProcessesError: The process has not written it within the seconds, or has ended.
-        """
+        """Wait until a process has written `text`; raise ProcessesError if it ends first, or after `within` seconds."""
         until = time.monotonic() + within
         while text not in self.output(index):
             ended = self._processes[index].poll() is not None
@@ -142,8 +138,7 @@ class RealProcesses:
     def wait(self, *, within: float = 60.0) -> list[int]:
         """Wait until all processes have ended; return their exit statuses, negative for a signal.
 
-        Raises:
-            ProcessesError: A process runs longer than `within` seconds.
+        After `within` seconds, raise ProcessesError.
         """
         until = time.monotonic() + within
         while any(process.poll() is None for process in self._processes.values()):
@@ -171,7 +166,7 @@ class RealProcesses:
         )
 
 
-processes: Final = RealProcesses  # its name for callers
+processes: Final = RealProcesses  # the name that callers use
 
 
 def _as_url_value(value: object) -> str:

@@ -25,7 +25,7 @@ LOGGERS = ("rdzv", "store")
 NOT_THE_USERS = tuple(
     f"{folder}/"
     for folder in (
-        Path(__file__).parents[1],  # rdzv
+        Path(__file__).parents[1],  # the folder of rdzv
         *(Path(module.__file__ or "").parent for module in (store, anyio)),
         sysconfig.get_path("stdlib"),
     )

@@ -139,7 +139,7 @@ class Timeline:
 def _without_running_loop() -> Iterator[None]:
     """Hide the running loop of a test, so that hosts can run inside it."""
     outer = asyncio._get_running_loop()
-    # Python before 3.12 lacks this function, and needs none, as each loop has its own current task.
+    # Python before 3.12 lacks this function and needs no swap, as each loop has its own current task.
     swap = getattr(asyncio.tasks, "_swap_current_task", None)
     task = swap(outer, None) if outer is not None and swap is not None else None
     asyncio._set_running_loop(None)
@@ -166,7 +166,7 @@ class Host(asyncio.BaseEventLoop):
         self._epoch = START - START * rate  # all clocks begin at `START`
         self._late: list[asyncio.Handle] = []  # timers that fired while it was stopped
         self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = (
-            None  # its timers, while coroutines are closed
+            None  # the dead process's timers, while its coroutines are closed
         )
         self._grave_time = 0.0
         self._queued = False
@@ -311,7 +311,7 @@ class Host(asyncio.BaseEventLoop):
         return task
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Call `work`, which a real process does in a thread, after a moment."""
+        """Call `work` after a moment; a real process calls it in a thread."""
         await anyio.sleep(0.0005)
         return work()
 
