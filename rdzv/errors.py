@@ -10,7 +10,7 @@ STATUS_MAX = 255  # the largest exit status of a process; in a shell, 128 + n me
 
 
 def valid_exit_status(status: SupportsIndex) -> tuple[int, str]:
-    """Return a valid exit status, not 0 if it replaces an invalid one; return a remark on the replacement, or ""."""
+    """Return a valid exit status, and a remark if it replaces an invalid one. A replacement is never 0."""
     try:
         number = operator.index(status)
     except TypeError:

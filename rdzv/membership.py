@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _InfoBase(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tuple can have none
+class _InfoBase(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tuple cannot have slots
     run_id: str
     round: int
     node_id: str

@@ -19,7 +19,7 @@ File: TypeAlias = str | PurePath | None
 
 
 class Overrides(TypedDict, total=False):
-    """The keywords of `connect` and `rounds`: each parameter of docs/all-parameters.md, by its name."""
+    """The keywords of `connect` and `rounds`: the parameters of docs/all-parameters.md."""
 
     min_nodes: Count
     max_nodes: Count

@@ -1,7 +1,7 @@
 """The access rules of HTTP, as docs/operating.md lists them.
 
-If the server is on loopback, the header `Host` must name this machine. With any other `Host`, a foreign page in
-a browser of this machine could read the answers (DNS rebinding).
+If the server is on loopback, the header `Host` must name this machine: otherwise a foreign page in a browser of this
+machine could read the answers (DNS rebinding).
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class _Site:
                     before = now
                     pause = min(LOOK_EVERY, max(self.runs.seconds_until_due(now["chosen"]), SPACED))
                     if await wakeup.sleep_until(loop.time() + pause):
-                        await anyio.sleep(SPACED)  # send changes of this time in the same message
+                        await anyio.sleep(SPACED)  # collect further changes for the same message
         except ConnectionError:
             pass  # the page was closed
         finally:

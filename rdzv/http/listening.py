@@ -1,8 +1,8 @@
 """Accepts HTTP connections within the limits of a connection table, and applies the access rules.
 
 aiohttp's own listener keeps any number of silent connections: a thousand would use up the file descriptors of the
-store's process. So each HTTP connection is registered in the store's connection table as unauthenticated. If the
-connection table is full, unauthenticated connections are closed first.
+store's process. So each HTTP connection is in the store's connection table, as unauthenticated. A full table closes
+unauthenticated connections first.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ FRESH = 0.5  # the shortest time for which an answer is reused, in seconds
 FRESH_FOR = 4  # an answer is reused for this many times the duration of its reading
 HISTORY_LINES = 40
 ENDED_LISTED = 100  # the most ended runs of a list
-READ_AT_ONCE = 5  # ended runs whose figures one request reads for the list
+READ_AT_ONCE = 5  # ended runs whose figures one HTTP request reads for the list
 COUNTED_AT_ONCE = 64  # runs whose nodes are counted concurrently
 SPACED = 0.1  # seconds between two reads of a run that changes continuously
 
@@ -107,7 +107,7 @@ class RunReader:
             return cast("T", told)
 
     def seconds_until_due(self, run_id: str) -> float:
-        """Return the seconds until unread changes of a run, or of the runs' list, may be read; infinity without any."""
+        """Return the seconds until unread changes of a run, or of the runs' list, may be read; infinity if there are none."""
         unread = [what for what in ("", f"{run_id}/") if what in self.followed.changed and what in self._answers]
         return min((self._answers[one][0] for one in unread), default=math.inf) - self._client.time()
 

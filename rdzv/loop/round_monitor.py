@@ -73,7 +73,7 @@ class RoundMonitor:
     finished: str = FINISHED  # the reason for closing the run once all members have finished
     phase: WorkPhase = WorkPhase.AT_WORK
     blames_others: bool = False  # True if this member's work failed because of other members
-    all_have_finished: bool = False  # True if this member was the last to finish
+    all_have_finished: bool = False  # True if this member has read that all have finished
     stopped: bool = False
     # The agreement to leave is under False, any other ending under True. Any thread may set either, once.
     _endings: dict[bool, Ending] = field(default_factory=dict)
