@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """Events of one revision, or a part of a snapshot. `watches`: the ids of the watches that get these, by peer."""
+    """Events of one revision, or of a part of a snapshot. `watches`: by peer, the ids of the watches that get them."""
 
     watches: Mapping[int, Sequence[int]]
     events: tuple[Event, ...]
@@ -23,7 +23,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The late answer to a parked wait."""
+    """The answer to a wait that was parked."""
 
     peer: int
     request_id: int
@@ -32,7 +32,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchLost:
-    """The end of a watch: the old changes after `revision`, which it was to send next, were freed."""
+    """The end of a watch: the history no longer has the changes after `revision`, which the watch needs next."""
 
     watcher: Watcher
     revision: int
@@ -50,7 +50,7 @@ class LongRead:
 
 
 class StepResult(NamedTuple):
-    """The result of one step. `response` is None if the step has none."""
+    """The result of one step."""
 
     response: Response | None
     deliveries: tuple[Delivery | Answer | WatchLost, ...] = ()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class OpenRevision:
-    """The revision in progress: the changes `made` so far, in order, and `facts` for the journal (None if none)."""
+    """The revision in progress: the changes `made` so far, and `facts` for the journal (None without a journal)."""
 
     def __init__(self, state: StoreState, *, facts: ChangeSet | None) -> None:
         self._keys, self._leases = state.keys, state.leases
@@ -41,7 +41,7 @@ class OpenRevision:
         return made
 
     def execute_operation(self, operation: Operation, value: bytes | None) -> int | bool | Entry | None:
-        """Carry out a checked operation of a transaction, with its new value, if any; return its result."""
+        """Carry out a checked operation of a transaction; `value` is the key's new value, if any."""
         if isinstance(operation, Get):
             return self._keys.get(operation.key)
         if isinstance(operation, Delete):
@@ -121,7 +121,7 @@ class OpenRevision:
         return self._leases.grant(terms, peer=peer)
 
     def end_lease(self, lease: LeaseRecord, *, most: int, cause: Cause = "") -> int:
-        """End a lease; delete up to `most` of its keys, and return their number. A lease with keys stays due."""
+        """End a lease; delete up to `most` of its keys, and return their number. Later ticks delete the others."""
         going = sorted(islice(lease.keys, most))
         for key in going:
             self.erase(key, cause=cause)
@@ -129,7 +129,7 @@ class OpenRevision:
             self._leases.mark_ending(lease, cause)
             if self.facts is not None:
                 self.facts.leases[lease.id] = SavedLease(id=lease.id, ttl=0.0)
-        elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # not ended by `erase` already
+        elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # unless `erase` has ended it
             self._remove_lease(lease)
         return len(going)
 

@@ -13,7 +13,7 @@ from store.engine.watches import event_bytes
 if TYPE_CHECKING:
     from store.messages import Entry, Event, Response
 
-FACTS_OVERHEAD = 500  # bytes counted per step, beside its events
+FACTS_OVERHEAD = 500  # bytes counted per step, besides its events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class SavedLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptReply:
-    """The reply to a request that changed the store. Replies up to request `acknowledged` can be freed."""
+    """The reply to a request that changed the store. The session's replies up to `acknowledged` can be freed."""
 
     session_id: bytes
     acknowledged: int
@@ -55,12 +55,12 @@ class ChangeSet:
 
     @property
     def size(self) -> int:
-        """The approximate bytes of the facts, without the kept replies: `sessions` counts those."""
+        """The approximate bytes of the changes, without the kept replies, which `Sessions.budget` counts."""
         return FACTS_OVERHEAD + sum(event_bytes(event) for events in self.revisions for event in events)
 
     @property
     def only_frees_space(self) -> bool:
-        """True if the facts only delete keys and end leases."""
+        """True if the changes only delete keys and end leases."""
         return not any(self.leases.values()) and all(
             event.kind == "delete" for events in self.revisions for event in events
         )
@@ -72,7 +72,7 @@ class ChangeSet:
         self.sessions[session_id] = self.last_session = number
 
     def note_session_ended(self, session_id: bytes) -> None:
-        """Note the end of a session. Of a session opened in this step, neither opening nor end is saved."""
+        """Note the end of a session. A session that was opened in this step is not saved at all."""
         if session_id in self._new:
             self._new.remove(session_id)
             del self.sessions[session_id]

@@ -53,7 +53,7 @@ _KINDS = {error: kind for kind, error in ERRORS.items()}
 
 
 class Engine:
-    """The state of a store. A `durable` engine collects `ChangeSet` for a journal (promise S3)."""
+    """The state of a store. A `durable` engine collects a `ChangeSet` for the journal (promise S3)."""
 
     def __init__(
         self, *, store_id: str, limits: Limits | None = None, durable: bool = False, first_revision: int = 0
@@ -152,7 +152,8 @@ class Engine:
     def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> StepResult:
         """Carry out one request, at `now` on the server's monotonic clock.
 
-        Request ids ascend per client, and identify watches and waits. The client has replies up to `acknowledged`.
+        Request ids ascend per client, and identify watches and waits. The client has received the replies up to
+        request `acknowledged`.
         """
         self._requests += 1
         if now != self._now:  # requests that arrived together have the same `now`

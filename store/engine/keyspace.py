@@ -1,11 +1,10 @@
 """The keys of the store, their entries, their order, and their memory.
 
 Memory is also counted by group (promise S6): the keys that begin with the same `GROUP_PARTS` parts are a group. The key
-`/rdzv/job-7/head/round` is in the group `/rdzv/job-7/`.
+`/rdzv/job-7/head/round` is in the group `/rdzv/job-7/`. The keys that coordinate a run (`coordinates_run`) may exceed
+the limits a little: see docs/limits.md.
 
-The keys that coordinate a run (`coordinates_run`) may exceed the limits a little: see docs/limits.md.
-
-Keys are in short sorted lists, so that an insert moves few pointers. Keys are ordered by their UTF-8 bytes.
+Keys are ordered by their UTF-8 bytes, in short sorted lists, so that an insert moves few pointers.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-ENTRY_OVERHEAD = 300  # bytes counted per key, beside key and value
+ENTRY_OVERHEAD = 300  # bytes counted per key, besides key and value
 GROUP_PARTS = 2  # parts, between slashes, of a group's name: one group per run
-COORDINATION_KEYS = frozenset(  # first parts, after the group's name, of keys that coordinate a run
+COORDINATION_KEYS = frozenset(  # the part after the group's name, in keys that coordinate a run
     ("answers", "begun", "head", "history", "lease", "nodes", "rounds", "settings", "tally", "unfit")
 )
 CHUNK_MAX = 1024  # keys per chunk; at this size, splitting a chunk costs as much as searching one
-COMPARED_MOST = 50_000  # groups that `largest` compares, in about 3 ms; if more exist, no group is large
+COMPARED_MOST = 50_000  # groups that `largest` compares, in about 3 ms; if more exist, each is small
 
 Change = Entry | Event
 """A written key's entry, or an event."""
@@ -223,7 +222,7 @@ class SortedKeys:
         return self.chunks_under(prefix)[2] if prefix else self._length
 
     def chunks_under(self, prefix: str) -> tuple[list[Chunk], int, int]:
-        """Return the chunks with keys below `prefix`, the index of the first such key, and the number of such keys."""
+        """Return the chunks with keys under `prefix`, the first key's index in its chunk, and the keys' number."""
         if not prefix or not self._chunks:
             return self._chunks.copy(), 0, self._length
         size = len(prefix)

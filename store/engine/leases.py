@@ -1,11 +1,10 @@
 """The leases, their deadlines, and their keys (promises S5, R20).
 
 Deadlines are in *served time*. Served time follows the server's monotonic clock, but advances by at most `STALL_AFTER`
-between two readings: clients cannot renew leases while the server is stopped, swapped out or busy.
+between two readings: clients cannot renew leases while the server is stopped, swapped out or busy. Each lease is in a
+*slot* of served time, about a millisecond long. `expired` checks a lease once its slot has come.
 
 The *keeper* of a lease is the connection that last granted or renewed it.
-
-`expired` looks at a lease when its slot of served time, about a millisecond long, has come.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ class LeaseRecord:
     keeper: int | None = None
     disconnected: bool = False  # `lapses_at` follows from `disconnect_ttl`
     ending: bool = False  # ended, but ticks still delete its keys
-    ended_by: Cause = ""  # why it expired, if it is ending; "" if it was revoked, or ended before a restart
+    ended_by: Cause = ""  # while `ending`: why it expired; "" after a revoke or a restart
     keys: dict[str, None] = field(default_factory=dict)
     note: bytes = b""  # the last keep-alive's note; never saved to disk
-    noted_at: float = 0.0  # on the server's clock
+    noted_at: float = 0.0  # when the note was set, on the server's clock
 
     @property
     def dead_process_deadline(self) -> float:
@@ -61,7 +60,7 @@ class LeaseRecord:
 
     @property
     def ends_at(self) -> float:
-        """The deadline."""
+        """The earlier of the two deadlines."""
         return min(self.lapses_at, self.dead_process_deadline)
 
     @property
@@ -135,7 +134,7 @@ class Leases:
         self._schedule(lease, _slot_of(lease.ends_at))
 
     def mark_ending(self, lease: LeaseRecord, cause: Cause) -> None:
-        """Mark a lease as ending; it stays due until it has no keys."""
+        """Mark a lease as ending: ticks delete its keys, and then the lease."""
         lease.ending, lease.ended_by = True, cause
         lease.lapses_at = self._served
         self.make_due_again(lease)

@@ -1,4 +1,4 @@
-"""The connections of each client process, and whether it is assumed dead once they have ended (R20).
+"""The connections of each client process, and whether the process is assumed dead (R20).
 
 When a process dies, its operating system closes all its connections within a millisecond, without a goodbye. A process
 is assumed dead once its last connection has closed without a goodbye, until it connects again. Exceptions:

@@ -26,18 +26,18 @@ GROUPS_AT_ONCE = 512  # groups in one answer: 0.5 ms
 NOTES_AT_ONCE = 512
 LOOKS_A_STEP = 2048  # keys looked up for postponed waits in one step: 0.5 ms
 LOOKS_OF_A_WAIT = 32  # the fixed cost of checking a wait, counted in looked-up keys
-PUTS_ON_LEASE = (messages.Put, messages.Create, messages.Add, messages.Append)  # may put a key on a lease
+PUTS_ON_LEASE = (messages.Put, messages.Create, messages.Add, messages.Append)  # these may put a key on a lease
 
 
 class RequestExecutor:
-    """Carries out requests. `deliveries` are messages beside the response."""
+    """Carries out requests; `deliveries` are the messages besides the response."""
 
     def __init__(self, state: StoreState, changes: OpenRevision, *, figures: Callable[[], dict[str, Any]]) -> None:
         self._limits, self._keys, self._leases = state.limits, state.keys, state.leases
         self._watches, self._waits, self._postponed = state.watches, state.waits, state.postponed
         self._history, self._snapshots, self._past = state.history, state.snapshots, state.past
         self._state, self._changes, self._figures = state, changes, figures
-        # Of the current request: its peer, (peer, request id), and its conditions.
+        # The current request's peer, (peer, request id), and conditions.
         self._peer = 0
         self._asker: Watcher = (0, 0)
         self._when: tuple[Condition, ...] = ()
@@ -182,7 +182,7 @@ class RequestExecutor:
         return messages.Counted(count=len(keys), revision=self._changes.revision)
 
     def _delete_older(self, request: messages.DeleteOlder) -> messages.DeletedOlder:
-        newest = self._keys.revision  # a reply with a later revision would make clients reject the store (S10)
+        newest = self._keys.revision  # clients would reject a store whose reply has a later revision (S10)
         if request.revision is not None:
             newest = min(newest, request.revision)
         most, entries = self._state.writes_max, self._keys.entries
@@ -343,14 +343,14 @@ class RequestExecutor:
         return None
 
     def check_waits(self, watchers: Iterable[Watcher]) -> None:
-        """Answer those of these waits that have ended; register the others at a missing key."""
+        """Answer the waits that have ended; register each other wait at a missing key."""
         for watcher in watchers:
             missing = self._check_wait(watcher, self._keys.entries, self._keys.revision)
             if missing is not None:
                 self._waits.move_to_key(watcher, missing)
 
     def check_postponed_waits(self) -> None:
-        """Check some postponed waits against the keys at the revision that affected each, and at later revisions."""
+        """Check some postponed waits, each against the keys at the revision that affected it, and at later ones."""
         left = LOOKS_A_STEP
         while left > 0 and self._postponed:
             watcher, since = self._postponed.next()

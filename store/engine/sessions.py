@@ -48,7 +48,7 @@ class Session:
     number: int
     budget: ByteCount
     peer: int | None = None
-    # `replies`: the id, reply and reply's bytes of each request, oldest first.
+    # Per request, oldest first: its id, the reply, and the reply's bytes.
     replies: list[tuple[int, messages.Response, int]] = field(default_factory=list)
     held_bytes: int = 0
     highest: int = 0
@@ -90,7 +90,7 @@ class Sessions:
         self._sessions: dict[bytes, Session] = {}
         self.made: int = 0
         self.budget: ByteCount = ByteCount()
-        self._abandoned: OrderedDict[bytes, float] = OrderedDict()  # when each session lost its connection, in order
+        self._abandoned: OrderedDict[bytes, float] = OrderedDict()  # by id: when the session was disconnected, in order
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -129,7 +129,7 @@ class Sessions:
         return [self._forget_session(next(iter(self._abandoned)))]
 
     def seconds_until_room(self, now: float) -> float:
-        """Return the seconds until a disconnected session may be dropped for a new one; infinity if there is none."""
+        """Return the seconds until a new session may replace a disconnected one; infinity if none is disconnected."""
         return next(iter(self._abandoned.values()), math.inf) + AWAY_LEAST - now
 
     def make_room_for_replies(self, bytes_max: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Reading many keys at one revision, in parts, while others write (promises S6, S11).
+"""Reads many keys at one revision, in parts, while clients write (promises S6, S11).
 
 A snapshot shares chunks of the index. The index copies a chunk before changing it. `OldEntries` keeps the earlier
 entries that a snapshot may still read.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STEP_KEYS = 2048  # keys read in one step: 0.5 ms
 PART_BYTES = 256 * 1024  # bytes of one part of a long answer, so that its frame is small
-NAME_OVERHEAD = 80  # bytes counted per requested key, beside its characters
+NAME_OVERHEAD = 80  # bytes counted per requested key, besides its characters
 FORGOTTEN_AT_ONCE = 2048  # earlier entries freed in one step: 1 ms
 
 _revision = itemgetter(0)
@@ -34,7 +34,7 @@ class OldEntries:
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self.entries = entries
-        self._before: dict[str, list[tuple[int, Entry | None]]] = {}  # by key: (changed at revision, entry before)
+        self._before: dict[str, list[tuple[int, Entry | None]]] = {}  # by key: (revision of a change, entry before it)
         self._order: deque[tuple[int, str]] = deque()
 
     def __bool__(self) -> bool:
@@ -62,7 +62,7 @@ class OldEntries:
         return later
 
     def free(self, until: float) -> bool:
-        """Free some of the entries kept up to revision `until`; return True if more are left."""
+        """Free some entries that revisions up to `until` replaced; return True if more are left."""
         for _ in range(FORGOTTEN_AT_ONCE):
             if not self._order or self._order[0][0] > until:
                 return False
@@ -149,7 +149,7 @@ class Snapshots:
 
     @property
     def held_bytes(self) -> int:
-        """Upper bound of the bytes kept only for snapshots: all entries and chunks replaced since the oldest began."""
+        """An upper bound of the bytes kept only for snapshots: all entries and chunks replaced since `oldest` began."""
         oldest = self.oldest
         return 0 if oldest is None else self._own + self._counted - oldest.counted_from
 
@@ -166,7 +166,7 @@ class Snapshots:
             self._own -= snapshot.bytes
 
     def keep_chunk_of(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:
-        """Keep a changing key's index chunk for snapshots; return True if they may still read its entry `before`."""
+        """Keep the index chunk of a key that changes for snapshots; return True if one may still read `before`."""
         newest = next(reversed(self.unread)).revision
         if index_changes:
             keys = self._keys

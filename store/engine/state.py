@@ -50,7 +50,7 @@ PAST = {
     "watches_max": ("this connection would have {} watches and waits", "end some"),
     "writes_max": ("the request names {} {of}", "split it"),
 }
-"""By limit: the excess, and the remedy."""
+"""The texts of refusals, by limit: the excess, and the remedy."""
 
 
 class StoreState:
@@ -109,13 +109,13 @@ class StoreState:
         """Refuse a request that would exceed the memory limit."""
         kept_back, spare = self.limits.memory_kept_back, self.limits.memory_kept_back // SPARE_SHARE
         held = self.memory_bytes + max(self.held_elsewhere() + spare, kept_back)
-        # Count the history at its limit, but a large snapshot only in part: the server frees it by closing its reader.
+        # Count the history at its limit, but large snapshots only in part: closing their readers frees them.
         held += self.limits.history_bytes_max - self.history.bytes
         given_up = max(self.snapshots.held_bytes - self.limits.outbox_bytes_max, 0)
         self.check_limit("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)
 
     def check_write(self, write: Write, *, in_branch: bool = False) -> bytes:
-        """Check a write, but not its room; return the new value. `in_branch`: the caller checks the lease's room."""
+        """Check a write, but not the room for it; return the new value. `in_branch`: the caller checks lease room."""
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
             self.check_key(key)
@@ -239,7 +239,7 @@ class StoreState:
             self.check_limit("keys_max", len(self.keys) + keys, for_keys=names)
         if size > 0:
             self.check_limit("stored_bytes_max", self.keys.bytes + size, for_keys=names)
-        for name, (more, added) in grown.items():  # one group must not take the room of others
+        for name, (more, added) in grown.items():  # one group must not take the room of other groups
             group = self.keys.groups.by_name.get(name)
             whose = f"the group {brief(name)}"
             if more > 0:
@@ -268,7 +268,7 @@ class StoreState:
             )
 
     def check_grant(self, grant: Grant) -> None:
-        """Check the times of a lease."""
+        """Check the TTLs of a new lease."""
         for name in ("ttl", "disconnect_ttl", "gone_ttl"):
             if (ttl := getattr(grant, name)) is not None:
                 self.check_ttl(ttl, name)
@@ -305,6 +305,6 @@ class StoreState:
             self.check_limit("replies_bytes_max", self.sessions.budget.bytes + 1)
 
     def check_watch_room(self, peer: int, cost: int, for_keys: Collection[str]) -> None:
-        """Refuse a peer one more watch or wait of `cost` bytes."""
+        """Refuse a peer's new watch or wait, of `cost` bytes, if it would exceed a limit."""
         self.check_limit("watches_max", self.watches.count_of(peer) + self.waits.count_of(peer) + 1)
         self.check_memory(cost, for_keys)

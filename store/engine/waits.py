@@ -113,13 +113,13 @@ class Waits:
     def remove_peer(self, peer: int) -> Iterator[None]:
         """Remove all waits of a peer, in steps."""
         for count, request_id in enumerate(tuple(self._by.get(peer, ())), 1):
-            if (peer, request_id) in self.parked:  # not answered since
+            if (peer, request_id) in self.parked:  # not answered meanwhile
                 self.remove((peer, request_id))
             if count % FORGOTTEN_AT_ONCE == 0:
                 yield
 
     def affected_by(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
-        """Return where affected waits are registered: pairs of an index and a key in it."""
+        """Return where the affected waits are registered: pairs of an index (`_at` or `_under`) and a key in it."""
         found = []
         for change in changes:
             if (isinstance(change, Entry) or change.kind == "put") and change.key in self._at:
@@ -141,7 +141,7 @@ class Waits:
 
 
 class PostponedWaits:
-    """Waits to check in later steps, against the keys (`OldEntries`) at the revision that affected each, in order."""
+    """Waits to check in later steps, each against the keys at the revision that affected it (`OldEntries`)."""
 
     def __init__(self) -> None:
         self.heaps: deque[tuple[int, list[dict[Watcher, None]]]] = deque()

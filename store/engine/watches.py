@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 Watcher = tuple[int, int]  # a peer, and the id of its watch or wait
 
 CLOSED_AT_ONCE = 512  # watches of a closed peer removed in one step: 0.5 ms
-SWEPT_AT = 1024  # empty entries of freed revisions that the history's list may have
-WATCH_OVERHEAD = 1024  # bytes counted per watch, beside its prefix
+SWEPT_AT = 1024  # freed revisions whose empty entries the history's list may keep
+WATCH_OVERHEAD = 1024  # bytes counted per watch, besides its prefix
 COMPARISONS_MOST = 131_072  # comparisons of changed keys with watched prefixes, per request: about 20 ms
 LONG_KEY = 1024  # characters of a key whose comparison takes twice as long as that of a short key
 LENGTHS_FEW = 10  # lengths of a group's prefixes; with at most 10, 2,048 keys of 2 kB stay below `COMPARISONS_MOST`
-EVENT_OVERHEAD = 200  # bytes counted per event, beside key and value
+EVENT_OVERHEAD = 200  # bytes counted per event, besides key and value
 
 
 def watch_bytes(prefix: str) -> int:
@@ -50,7 +50,7 @@ class Watches:
         self.by_prefix: dict[str, dict[int, dict[int, None]]] = {}  # the ids of watches, by prefix and peer
         self._prefixes: dict[int, dict[int, str]] = {}  # watched prefixes, by peer and watch id
         self._lengths: dict[str, dict[int, int]] = {}  # by group: the number of prefixes of each length
-        self._sorted_lengths: dict[str, list[int]] = {}  # by group, ascending, as lengths above a key's are skipped
+        self._sorted_lengths: dict[str, list[int]] = {}  # by group, ascending, to skip lengths above a key's
         self._of_many_lengths: set[str] = set()  # groups whose prefixes have more than `LENGTHS_FEW` lengths
         self._count = 0
         self.bytes: int = 0
@@ -117,7 +117,7 @@ class Watches:
 
     @property
     def is_lookup_cheap(self) -> bool:
-        """True if watched prefixes have so few lengths that any number of keys may change."""
+        """True if watched prefixes have so few lengths that a request may change any number of keys."""
         return not self._of_many_lengths
 
     def changes_max(self, keys: Collection[str]) -> int:
@@ -136,7 +136,7 @@ class Watches:
         return len(keys)
 
     def watches_of(self, changes: Sequence[Change]) -> Sequence[tuple[Mapping[int, list[int]], tuple[Change, ...]]]:
-        """Return pairs: the watches, by peer, that get the same changes of one revision, and those changes."""
+        """Return pairs of watches, by peer, and the changes of one revision that all these watches get."""
         if len(changes) == 1:
             found: dict[int, list[int]] = {}
             for prefix in self._watched_prefixes(changes[0].key, -1):
@@ -145,7 +145,7 @@ class Watches:
         # Sorted keys with a common prefix are adjacent.
         order = sorted(range(len(changes)), key=lambda place: changes[place].key)
         stretches: dict[tuple[int, int], dict[int, list[int]]] = {}
-        # Watched prefixes of the current key, shortest first, each with the index of its first key.
+        # Watched prefixes of the current key, shortest first, each with the index of the first key that has it.
         begun: list[tuple[str, int]] = []
         for at in range(len(order) + 1):
             key = changes[order[at]].key if at < len(order) else None
