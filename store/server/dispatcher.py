@@ -2,7 +2,7 @@
 
 If one change causes many notifications, they are queued in slices (S11). A peer's pending notifications are queued
 before any other frame for this peer, to keep the order. If the outbox of a slow reader exceeds `outbox_bytes_max`, its
-watches end. Each watch is told the last revision that was sent, after which the client resumes it.
+watches end. The client is told the last revision that each watch got, and may resume the watch after it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-SHARED_BYTES = 16 * 1024  # events and answers of this size are encoded once for all readers
+SHARED_BYTES = 16 * 1024  # events and answers of at least this size are encoded once for all readers
 AT_ONCE = 64  # notifications that are queued before other peers have a turn
 CAUGHT_UP_AT_ONCE = 1024  # a peer's requests wait while it has more pending notifications than this
 WRITTEN_AT_ONCE = 16  # peers written to before the clock is read again
@@ -52,9 +52,9 @@ class Dispatcher:
         self._ended: set[tuple[int, int]] = set()  # ended watches: their pending notifications are dropped
         self.dirty: OrderedDict[Peer, None] = OrderedDict()
         self._later: OrderedDict[Peer, None] = OrderedDict()  # peers to write to in later passes
-        self._queued_in = self.dirty  # the set that gets queued peers; `_later` while `run_turn` runs
-        self._holding: dict[Peer, None] = {}  # peers with held frames
-        self._shared = WeakValueDictionary[Any, Chunks]()  # by content
+        self._queued_in = self.dirty  # where peers with new frames go: `dirty`, or `_later` during `run_turn`
+        self._holding: dict[Peer, None] = {}  # peers with frames that wait for the disk
+        self._shared = WeakValueDictionary[Any, Chunks]()  # encoded events and answers, by content
 
     @property
     def is_overloaded(self) -> bool:
@@ -65,11 +65,11 @@ class Dispatcher:
 
     @property
     def has_more(self) -> bool:
-        """True if there is more to send in the next pass."""
+        """True if there is more to do in the next pass."""
         return bool(self.dirty or self._announcements or self._later or self._durability.engine.has_chores)
 
     def peers_awaiting_disk(self) -> Iterator[Peer]:
-        """Return the peers all of whose frames wait for the disk."""
+        """Return each peer whose queued frames all wait for the disk."""
         return (peer for peer in self._holding if not peer.outbox.ready)
 
     def is_behind(self, peer_id: int) -> bool:
@@ -109,12 +109,12 @@ class Dispatcher:
             self._request_pass()
 
     def _queue_notifications(self, by_peer: Mapping[int, Sequence[Any]], tell: Callable[[Peer, Any], None]) -> None:
-        """Queue a few notifications now, the others in the next passes of the loop."""
+        """Queue notifications: now if they are few, else in the next passes of the loop."""
         late = by_peer
         if sum(map(len, by_peer.values())) <= AT_ONCE:
             late = {peer_id: items for peer_id, items in by_peer.items() if self.is_behind(peer_id)}
             for peer_id, items in by_peer.items():
-                # The peer may be closed, and its watches not removed yet.
+                # A closed peer's watches may not be removed yet.
                 if peer_id not in late and (peer := self._peers.by_id.get(peer_id)) is not None:
                     self._notify_all_now(peer)
                     for what in items:
@@ -226,7 +226,7 @@ class Dispatcher:
         if (peer.id, watch_id) in self._ended:
             return
         most = self._outbox_bytes_max
-        # A reader with an almost empty outbox gets even larger events: its watch would never pass them otherwise.
+        # If the outbox is almost empty, send events of any size: the watch could not get past them otherwise.
         frame = _events_frame(watch_id, encoded)
         size = frame_memory(len(frame))
         if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):
@@ -245,7 +245,7 @@ class Dispatcher:
         self._queue_frame(peer, frame, self._durability.pending_commits.appended if number is None else number)
 
     def send_now(self, peer: Peer, frame: Frame, number: int) -> None:
-        """Write the only answer of a batch at once, unless it must wait for the disk or other frames."""
+        """Write the only answer of a batch at once, unless it is large, or must wait for the disk or other frames."""
         if (
             peer.outbox.bytes
             or self._announcements

@@ -70,9 +70,9 @@ class Durability:
         return self.is_queue_full or self.pending_commits.lets_small_steps_pass
 
     def must_wait(self, request: Request[Any], *, has_more: bool) -> bool:
-        """Return whether a request must wait for the disk; `has_more`: earlier replies to its peer wait for the disk.
+        """Return whether a request must wait for the disk; `has_more`: earlier replies to the same peer wait for it.
 
-        A small write need not wait if no earlier reply to its peer waits.
+        A small write need not wait if no earlier reply waits.
         """
         if not self.pending_commits.bytes:
             return False
@@ -81,7 +81,7 @@ class Durability:
         return self.delays_large_writes and mutates(request) and not _is_small_write(request)
 
     def refusal_reason(self) -> str | None:
-        """Return why no client can be accepted now; None if clients can."""
+        """Return why clients are refused now; None if they are accepted."""
         if self._restoring:
             return f"the store is read from its disk again: {self.engine.read_only}"
         if self.journal is not None and self.journal.in_doubt:
@@ -134,7 +134,7 @@ class Durability:
         assert self.journal is not None
         what = "accepts no client, as the disk's contents are in doubt," if self.journal.in_doubt else "refuses writes"
         log.error("store %s cannot write: %s; it %s until it can", self.engine.store_id, reason, what)
-        self.engine.read_only = f"the disk does not take it ({reason})"  # `record_changes` appends nothing more
+        self.engine.read_only = f"the disk does not take it ({reason})"  # so `record_changes` appends nothing
         self._restoring = True
         self.close_all()
         if self.leaving:
@@ -152,7 +152,7 @@ class Durability:
         self._restoring = False
         self.pending_commits = PendingCommits(durable=journal.appended, revision=engine.revision)
         self.on_restored(engine)
-        if not journal.answered:  # the disk failed, not just the content of one step
+        if not journal.answered:  # the disk failed; it did not just reject a step's content
             if not journal.only_deletes:
                 await anyio.sleep(TRY_AGAIN_AFTER)
             while not await self.in_thread(journal.retry_write):  # noqa: ASYNC110 - a disk sends no notification
@@ -163,7 +163,7 @@ class Durability:
         await self._wait_for_disk_room(journal, why)
 
     async def _wait_for_disk_room(self, journal: Journal, why: str) -> None:
-        """Refuse most writes except deletes while `journal.only_deletes`; then large writes until there is room."""
+        """While `journal.only_deletes`, refuse most writes but deletes; then large writes until there is room."""
         engine, state = self.engine, self.engine.state
         journal.short_of_room = True
         if journal.only_deletes:

@@ -28,7 +28,7 @@ SOON = 0.001  # seconds that the timer's clock may be behind
 
 @dataclass(eq=False, repr=False)
 class Handshakes:
-    """Accepts or refuses new connections. `token`: the clients' secret, or a function for it; `leaving`: refuse all."""
+    """Accepts or refuses new connections. `token`: the secret, or a function that returns it; `leaving`: refuse all."""
 
     peers: Peers
     token: Secret

@@ -83,9 +83,9 @@ class RowsRefused(Exception):
 
 
 class Journal:
-    """The durable half of a store."""
+    """A store's files, and the thread that writes them."""
 
-    group_bytes: int = GROUP_BYTES  # of the next group
+    group_bytes: int = GROUP_BYTES  # the aimed size of the next group
     _least_seconds = 0.0  # average seconds to write a small group
 
     def __init__(self, directory: str | os.PathLike[str], *, new_id: str) -> None:
@@ -168,7 +168,7 @@ class Journal:
             return self.appended
 
     def start(self, *, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
-        """Start the writer thread, after `load`; it reports the last number on disk, or its final error."""
+        """Start the writer thread, after `load`; it reports the last step on disk, or its final error."""
         assert self._database is not None, "what is there is read before anything is added"
         self._stopping, self._untidy = False, True
         self._thread = threading.Thread(
@@ -367,7 +367,7 @@ class Journal:
         if size <= SMALL_GROUP_BYTES:
             self._least_seconds += (took - self._least_seconds) / 8
         most = max(GROUP_SECONDS, 3 * self._least_seconds)
-        # Judge also a group that is not full if it was slow: it may be one large transaction.
+        # Adapt also after a group that was slow, but not full: it may be one large transaction.
         enough = self.group_bytes if took < most else min(self.group_bytes, 2 * SMALL_GROUP_BYTES)
         if 2 * size >= enough and not 0.8 * most < took < most:
             wanted = int(self.group_bytes * min(max(0.9 * most / took, 0.5), 2.0))
@@ -445,6 +445,6 @@ class Journal:
 
 
 def _has_error_code(error: Exception, *codes: int) -> bool:
-    """Return True if an error has one of these codes, extended or not."""
+    """Return True if an error has one of these codes, or an extended code of one."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and (code in codes or code & 0xFF in codes)

@@ -1,7 +1,7 @@
-"""Bounds the log lines about clients, and words warnings of limits that are nearly reached.
+"""Limits the log lines about clients, and writes warnings of limits that are nearly reached.
 
-Any client could fill the disk with log lines. A token bucket limits the lines about clients. A limit is logged once
-when 80 % of it are used, and again only after its use was below 70 %.
+Without a limit, any client could fill the disk with log lines. A limit is logged once when 80 % of it are used, and
+again only after its use was below 70 %.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from store.engine.keyspace import Groups
 
 AT_ONCE = 1000  # lines: one for each node of a large job with a wrong token
-PER_SECOND = 10.0  # after `AT_ONCE` lines: about 100 MB a day
+PER_SECOND = 10.0  # lines after the first `AT_ONCE`: about 100 MB a day
 NEARLY = 0.8  # the share of a limit at which it is logged
 BELOW = 0.7  # the share below which the limit may be logged again
 

@@ -21,7 +21,7 @@ _number = itemgetter(0)
 
 
 def frame_memory(size: int) -> int:
-    """Return the memory of a frame, with bookkeeping and a quarter for the allocator."""
+    """Return the memory of a frame, with bookkeeping and a quarter more for the allocator."""
     return size + (size >> 2) + 64
 
 
@@ -33,7 +33,7 @@ class Chunks:
     def __init__(self, chunks: tuple[bytes, ...]) -> None:
         self.chunks: tuple[bytes, ...] = chunks
         self.size: int = sum(map(len, chunks))
-        self.holders: int = 0  # frames in outboxes
+        self.holders: int = 0  # frames in outboxes that have these chunks
 
 
 class SharedFrame:
@@ -91,7 +91,7 @@ class Outbox:
         self._count_frame(frame, 1)
 
     def release_held(self, number: int) -> bool:
-        """Make the frames ready that were held for steps up to `number`; return whether others are still held."""
+        """Make the frames ready that were held for steps up to `number`; return whether other frames are still held."""
         count = bisect_right(self.held, number, key=_number)
         self.ready += [frame for _, frame in self.held[:count]]
         del self.held[:count]

@@ -72,7 +72,7 @@ class Peer(asyncio.BufferedProtocol):
         self.stalled: Any = None  # the next request of `unread`, if it waits for the disk
         self.work: Any = None
         self.inbox_bytes: int = 0  # bytes of an incomplete frame, or of waiting requests
-        self._inbox_since = 0.0  # since when the inbox has made no progress, on the server's clock
+        self._inbox_since = 0.0  # when the inbox last made progress, on the server's clock
         self.batch_bytes: int = 0  # bytes of the requests being carried out
         self._to_hear = 0.0  # bytes that had arrived at the time `_marked_at` and are not carried out
         self._marked_at = self._heard_at = -math.inf  # all requests received before `_heard_at` are carried out
@@ -90,13 +90,13 @@ class Peer(asyncio.BufferedProtocol):
         """The peer's name in the log."""
         return f"{host_and_port(self.address, self._port)} (peer {self.id})" if self.address else f"peer {self.id}"
 
-    # called by asyncio
+    # methods that asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Handle an accepted connection."""
         self._transport = cast("asyncio.Transport", transport)
         self.secure = transport.get_extra_info("sslcontext") is not None
-        # With the limit 0, asyncio reports all unsent bytes.
+        # With the limit 0, asyncio calls `pause_writing` if any bytes are unsent.
         self._transport.set_write_buffer_limits(high=0)
         peername = transport.get_extra_info("peername")
         if peername:
@@ -106,7 +106,7 @@ class Peer(asyncio.BufferedProtocol):
             close_in_children(self, sock)
         self._host.handle_accept(self)
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer's size is fixed
         """Return the buffer that all peers share."""
         return self._host.buffer
 
@@ -145,7 +145,7 @@ class Peer(asyncio.BufferedProtocol):
             self._timer.cancel()
         self._host.handle_disconnect(self)
 
-    # called by the server
+    # methods that the server calls
 
     def write(self, piece: bytes | memoryview) -> None:
         """Hand a piece to the transport, which copies it."""
@@ -156,7 +156,7 @@ class Peer(asyncio.BufferedProtocol):
         """Hand some of the outbox to the transport; pause reading while frames are left."""
         transport, outbox = self._transport, self.outbox
         for _ in range(PIECES_AT_ONCE):
-            # A write may detect a closed connection.
+            # Check before each write: the last one may have detected that the connection is closed.
             if not outbox.ready or self._blocked or transport.is_closing():
                 break
             self.write(outbox.take_piece())

@@ -40,12 +40,12 @@ class Peers:
 
     @property
     def held_bytes(self) -> int:
-        """Return the bytes held for connections and for the disk."""
+        """The bytes held for connections and for the disk."""
         return self.outboxes.bytes + self.inboxes.bytes + self.table.bytes + self.durability.pending_commits.bytes
 
     @property
     def unfreeable_bytes(self) -> int:
-        """The `held_bytes` without those of outboxes and inboxes beyond their reserves, which closing peers frees."""
+        """`held_bytes`, with outboxes and inboxes only up to their reserves: closing peers frees the rest."""
         outboxes = min(self.outboxes.bytes, self.outboxes_kept_back)
         inboxes = min(self.inboxes.bytes, self._limits.frame_bytes_max)
         return outboxes + inboxes + self.table.bytes + self.durability.pending_commits.bytes
@@ -83,7 +83,7 @@ class Peers:
             peer.abort()
 
     def close_costliest_inboxes(self, now: float) -> None:
-        """While unfinished requests take too much memory, close the peer with the largest and oldest."""
+        """While unfinished requests take too much memory, close the peer whose requests are largest and oldest."""
         while self._exceeds_memory(self.inboxes.bytes, self._limits.frame_bytes_max):
             costliest = max(self._connected_peers, key=lambda peer: peer.inbox_cost(now))
             what = (

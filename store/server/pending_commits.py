@@ -37,7 +37,7 @@ class PendingCommits:
 
     @property
     def lets_small_steps_pass(self) -> bool:
-        """True if large requests must wait, as small steps were still waiting when the last group was on disk."""
+        """True if large requests must wait until the small steps that the last group left pending are on disk."""
         return self._passing > self.durable
 
     def append(self, number: int, facts: ChangeSet) -> None:
@@ -63,7 +63,7 @@ class PendingCommits:
             for what in _changed_keys(facts):
                 if self._changed.get(what, number + 1) <= number:  # no later step has changed it
                     del self._changed[what]
-        if self._last_large > self._passing:  # small steps pass once for each large step, so that none starves
+        if self._last_large > self._passing:  # small steps pass once for each large step, so that neither kind starves
             self._passing = self._last_small
 
     def step_to_wait_for(self, request: Request[Any], response: Response) -> tuple[int, Response]:

@@ -1,7 +1,6 @@
 """Carries out the requests of peers in turns (`round_robin`), and has `dispatcher` send the results.
 
 A request is carried out, and all its results are queued, without an `await`, so that no other request comes between.
-
 A peer's requests wait while it does not read its answers: one packet of requests may ask for gigabytes.
 """
 
@@ -43,11 +42,11 @@ SLOW_LINE = "%s: its request %s took %d ms, which held others up"
 
 @dataclass(eq=False, repr=False)
 class RequestScheduler:
-    """All peers of a server, and their requests."""
+    """Carries out the requests of all peers of a server."""
 
     peers: Peers
     handshakes: Handshakes
-    clock: Callable[[], float]  # the time of requests
+    clock: Callable[[], float]  # gives the time of requests
     stopwatch: Callable[[], float]  # measures turns
     figures: Callable[[], dict[str, Any]]
     on_request: Callable[[str, str, float], None] | None = None  # see `Server.on_request`
@@ -61,7 +60,7 @@ class RequestScheduler:
         self.dispatcher: Dispatcher = Dispatcher(self.peers, stopwatch=self.stopwatch, request_pass=self._schedule_pass)
         self.handle_accept: Callable[[Peer], None] = self.handshakes.handle_accept
         self.write_later: Callable[[Peer], None] = self.dispatcher.write_later
-        # Peers that are not read until the disk has caught up, or their notifications are queued.
+        # Peers from which nothing is read until the disk has caught up, or their notifications are queued.
         self._slowed: dict[Peer, None] = {}
         # Peers whose next request waits until the journal's next group has room.
         self._for_disk: OrderedDict[Peer, None] = OrderedDict()
@@ -113,14 +112,14 @@ class RequestScheduler:
             peer.resume_reading(self.clock())
 
     def _try_at_once(self, peer: Peer, data: bytes, now: float) -> bool:
-        """Carry out `data` if it is one request; else return False."""
+        """Carry out `data` if it is one request that need not wait; else return False."""
         began = self.stopwatch()
         try:
             asked = peer.connection.single_request(data)
             if asked is None:
                 return False
             if self._durability.must_wait(asked[2], has_more=bool(peer.outbox.held)):
-                peer.stalled = asked  # kept, as `connection` returns each request once
+                peer.stalled = asked  # kept: `connection` returns each request only once
                 return False
             response = self._apply_request(peer, asked, now, alone=True)
         except ProtocolError as error:

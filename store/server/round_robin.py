@@ -19,7 +19,7 @@ P = TypeVar("P")
 
 
 class RoundRobin(Generic[P]):
-    """The peers that wait for a turn. `came`: how many ever queued for a first turn; `spent`: a pass's used seconds."""
+    """Peers that wait for a turn. `came`: how many ever queued for a first turn; `spent`: seconds used in this pass."""
 
     __slots__ = ("_fresh", "_used", "came", "spent")
 

@@ -262,7 +262,7 @@ def _renewed_token(token: Callable[[], bytes | None], last: bytes | None) -> Cal
         nonlocal last
         try:
             last = token_bytes(token()) or last
-        except BaseException as error:  # a user's function
+        except BaseException as error:  # the user's function may raise anything
             if is_ctrl_c(error):
                 raise
             log.warning("the function for the token failed, so the last one counts: %s", type(error).__name__)

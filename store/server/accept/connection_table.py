@@ -4,7 +4,6 @@ A connection is a *stranger* until the server has received its hello, with the t
 room for another stranger, the server closes strangers that were silent for a second, first those of the address with
 the most strangers. New connections wait in the system's queue until there is room. If honest clients on busy machines
 need longer for their hello, all strangers get more time: closed clients would reconnect and add load.
-
 Each address but loopback has a limit on connections. Wrong tokens do not block an address: a whole office may share it.
 One timer serves all connections, to save time.
 """
@@ -52,7 +51,7 @@ class _TableRow:
     since: float  # when the connection was made, or its last request answered
     cost: int  # bytes of memory
     beside: bool
-    due: float = math.inf  # when it is closed
+    due: float = math.inf  # when `give_up` is called
     patiently: bool = False
     give_up: Callable[[], None] | None = None
 
@@ -78,7 +77,7 @@ class ConnectionTable:
         self.set_limit(limits.connections_max)
 
     def set_limit(self, most: int) -> None:
-        """Allow at most `most` connections: more have no file. Half, or `STRANGERS_LEAST` if more, may be strangers."""
+        """Limit connections to `most`, the spare files. Half, but at least `STRANGERS_LEAST`, may be strangers."""
         self.connections_max: int = min(self.limits.connections_max, max(most, 1))
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))
 

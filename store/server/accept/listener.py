@@ -162,5 +162,5 @@ class EndWhenAlone:
         return self._left.wait(within)
 
     def stop_waiting(self) -> None:
-        """End the wait of `wait_until_alone`, from any thread."""
+        """Let `wait_until_alone` return; any thread may call this."""
         self._left.set()

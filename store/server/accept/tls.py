@@ -1,7 +1,6 @@
 """TLS between a socket and the inner protocol (promise S8).
 
 asyncio's TLS drops failed handshakes silently, and takes 290 KiB a connection, which only the garbage collector frees.
-
 A client without TLS waits for a greeting, so the server tells a silent client, unencrypted, that this port requires
 TLS. A handshake counts as a connection, and must end within `handshake_timeout`.
 """
@@ -24,7 +23,7 @@ TLS_BYTES: Final = 24 * 1024  # memory of a connection's TLS, nearly all OpenSSL
 HANDSHAKE: Final = 0x16  # the type of a client's first record
 RECORD_BYTES: Final = 16 * 1024  # the most bytes of a decrypted record
 HANDSHAKE_BYTES: Final = 64 * 1024  # the most bytes of a client's handshake, certificates included
-SILENCE: Final = 3.0  # seconds for the first byte of a client with TLS
+SILENCE: Final = 3.0  # seconds within which a client with TLS sends its first byte
 HUNG_UP: Final = "it hung up in mid-handshake; it may not trust this server's certificate"
 
 _REASONS: Final = {
@@ -65,7 +64,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._agreed = self._ending = self._paused = False
         self._error: ssl.SSLError | None = None  # why the server aborted the connection
 
-    # the socket's transport calls:
+    # methods that the socket's transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Handle an accepted connection."""
@@ -87,7 +86,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         )
         self._table.limit_handshake(self, min(SILENCE, self._within / 2), says_nothing)
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer's size is fixed
         """Return the shared buffer."""
         return self._table.raw
 
@@ -107,9 +106,9 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._decrypt()
             return
         agreed = self._shake_hands()
-        # Count the bytes only now: those that completed the handshake may include a large request.
+        # Count the bytes only now: the last bytes of a handshake may include a large request.
         self._said += nbytes
-        if not agreed and self._said > HANDSHAKE_BYTES:  # OpenSSL would hold all of an endless handshake
+        if not agreed and self._said > HANDSHAKE_BYTES:  # OpenSSL keeps all bytes of an endless handshake
             self._reject(f"it has agreed on nothing with {self._said} bytes")
 
     def eof_received(self) -> bool:
@@ -144,8 +143,6 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ending = True
 
-    # the handshake
-
     def _shake_hands(self) -> bool:
         assert self._tls is not None, "it has said hello"
         try:
@@ -179,8 +176,6 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._raw.write(farewell)
         self._raw.close()
 
-    # bytes
-
     def _decrypt(self) -> None:
         inner, ended = self._inner, None
         while ended is None and self._tls is not None and not self._paused and not self.is_closing():
@@ -201,7 +196,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._send_encrypted()  # TLS answers some received messages, for example a key update
 
     def _read_into(self, room: memoryview) -> tuple[int, ssl.SSLError | None]:
-        """Decrypt into `room`; return the number of bytes, and the final error, if any."""
+        """Decrypt into `room`; return the number of bytes, and the error that ended it, if any."""
         assert self._tls is not None, "the TLS session exists"
         size = 0
         try:
@@ -230,10 +225,10 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         if data and not self._raw.is_closing():
             self._raw.write(data)
 
-    # the inner protocol calls:
+    # methods that the inner protocol calls
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return information; `held_bytes` counts bytes received and not decrypted yet."""
+        """Return information; `held_bytes`: the bytes received and not decrypted yet."""
         ours = {"sslcontext": self._context, "ssl_object": self._tls, "held_bytes": self._incoming.pending}
         return ours[name] if name in ours else self._raw.get_extra_info(name, default)
 
@@ -295,5 +290,5 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
 def _describe_tls_error(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is none that this server trusts: {error.verify_message}"
-    reason = getattr(error, "reason", None) or str(error)  # Python's own errors have no reason
+    reason = getattr(error, "reason", None) or str(error)  # Python's own errors have no `reason`
     return _REASONS.get(reason, reason)
