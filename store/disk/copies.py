@@ -1,6 +1,6 @@
 """Checks, copies and restores durable stores: `rdzv check`, `backup` and `restore`.
 
-Checks and copies change nothing, and work beside a running server. A copy is one file, verified before it gets its
+Checks and copies change nothing, and work while a server runs. A copy is one file, verified before it gets its
 name. A restored store gets a new identity. With the old identity, clients would assume that writes after the copy
 still exist, and two clients might hold one lock.
 """
@@ -122,7 +122,7 @@ def _copy_database(source: Path, target: Path) -> None:
             contextlib.closing(open_read_only(source)) as whole,
             contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as taken,
         ):
-            whole.backup(taken)  # copies in one step: the lock for reading does not delay writers
+            whole.backup(taken)  # in one step: a read lock does not delay writers
             taken.execute("PRAGMA journal_mode=DELETE")  # no separate log file
         with partial.open("rb") as file:
             os.fsync(file.fileno())
@@ -143,7 +143,7 @@ def _check_exists(path: Path) -> None:
 
 
 def _load_verified(database: sqlite3.Connection) -> SavedStore:
-    database.execute("BEGIN")  # read as of one moment, though a server may write
+    database.execute("BEGIN")  # read the state of one moment, while a server may write
     (health,) = database.execute("PRAGMA integrity_check(1)").fetchone()
     if health != "ok":
         raise sqlite3.DatabaseError(health)

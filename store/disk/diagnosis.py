@@ -66,7 +66,7 @@ def disk_error_text(error: Exception, path: Path) -> str:
 
 @contextlib.contextmanager
 def explaining_errors(path: Path, *, written: Path | None = None) -> Iterator[None]:
-    """Replace an error of a store's file, or of the copy `written`, by one with the file, reason and remedy."""
+    """Replace an error by one that names the file (`path`, or the copy `written`), the reason and the remedy."""
     try:
         yield
     except StoreUsageError:

@@ -37,8 +37,8 @@ UNFINISHED = "store.sqlite3.new"  # the name of a store until it is complete: an
 LOCK = "lock"
 MARK = "durable"
 RESERVE = "reserve"
-RESERVE_BYTES = 8 * 1024 * 1024  # enough to copy a log of 4 MiB into the database, and for DELETES_BYTES
-DELETES_BYTES = 4 * 1024 * 1024  # the growth of the log by some deletes, until it restarts
+RESERVE_BYTES = 8 * 1024 * 1024  # enough for a log of 4 MiB that is copied into the database, and for DELETES_BYTES
+DELETES_BYTES = 4 * 1024 * 1024  # bytes that some deletes add to the log before it restarts
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 REMEDIES = {
     errno.ENOSPC: "make room there",
@@ -53,7 +53,7 @@ REMEDIES = {
 
 
 def error_text(error: OSError) -> str:
-    """Return an error of the system in words, with the remedy."""
+    """Return the text of a system error, with the remedy."""
     remedy = REMEDIES.get(error.errno or 0)
     return f"{error.strerror or error}" + (f" ({remedy})" if remedy else "")
 
@@ -168,9 +168,9 @@ def warn_if_open_to_others(directory: Path) -> None:
 class DurableMark:
     """The file with the number of the last group of changes that is durable.
 
-    SQLite cannot tell a damaged or missing end of its log from an end that was never written. The mark shows if
-    the end is damaged, or the store is an old copy. The mark is written after a group is durable, and before it is
-    acknowledged. The mark is not synced, to save time, so after a power loss it may be older.
+    SQLite cannot tell a damaged or missing end of its log from an end that was never written. The mark shows if the end
+    is damaged, or the store is an old copy. It is written after a group is durable, and before the group's replies are
+    sent. It is not synced, to save time, so it may be older after a power loss.
     """
 
     def __init__(self, directory: Path) -> None:

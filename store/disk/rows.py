@@ -163,7 +163,7 @@ def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[An
 
 
 def with_refused_replies(facts: ChangeSet, why: str) -> ChangeSet:
-    """Return the facts to store instead of those that the disk rejected: the replies become errors."""
+    """Return the changes to store instead of rejected ones: the sessions, and an error as each reply."""
     message = f"the disk cannot take it, and nothing was done: {why}; ask for less"
     answer = Failed(kind=FailureKind.LIMIT, message=message)
     replies = [replace(reply, response=answer) for reply in facts.replies]

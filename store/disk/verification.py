@@ -1,6 +1,6 @@
 """Verifies that a data directory holds a whole store of a known format, without lost changes.
 
-A store of an older format is migrated (promise S12) in one transaction; only a backup allows a return afterwards.
+A store of an older format is migrated in one transaction (promise S12). Only a backup allows a return to the old one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 def open_read_only(path: Path) -> sqlite3.Connection:
     """Return a connection that changes nothing, even when it is closed."""
-    # On a read-only mount SQLite cannot create the index of its log; of an immutable file it needs none.
+    # On a read-only mount, SQLite cannot create its log's index. With `immutable=1`, it needs no index.
     read_only = os.statvfs(path).f_flag & os.ST_RDONLY and not path.with_name(f"{path.name}-wal").exists()
     how = "immutable=1" if read_only else "mode=ro"
     return sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True, isolation_level=None, timeout=30)

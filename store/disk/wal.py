@@ -1,11 +1,11 @@
 """Detects that SQLite's write-ahead log has lost durable changes.
 
 SQLite reads its log up to the first damaged frame, and ignores the rest, as if a crash had cut it off. But with
-`synchronous=FULL`, frames are written only after the previous transaction is on the disk. So a valid frame after a
-commit that SQLite does not read proves that the commit was durable, and was damaged later.
+`synchronous=FULL`, frames are written only after the previous transaction is on the disk. So if a valid frame follows a
+commit that SQLite does not read, this commit was durable, and was damaged later.
 
-The log's layout: https://sqlite.org/walformat.html. Frames with other salts than the log's header are
-from before the log's restart; frames with other checksums are from a rolled-back transaction.
+The log's layout: https://sqlite.org/walformat.html. Frames with other salts than the log's header are from before the
+log's restart; frames with other checksums are from a rolled-back transaction.
 """
 
 from __future__ import annotations

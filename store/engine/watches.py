@@ -2,8 +2,7 @@
 
 Watches are indexed by prefix, and prefixes by length. A changed key costs one lookup for each distinct length of the
 watched prefixes in its group (the keys of one run, see `keyspace`), and of prefixes too short for a group. Prefixes of
-thousands of lengths slow down only their own run. `changes_max` limits how many keys a request may change, so that its
-lookups do not take too long (promise S11).
+thousands of lengths slow down only their own run.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ class Watches:
         return not self._of_many_lengths
 
     def changes_max(self, keys: Collection[str]) -> int:
-        """Return how many of these keys, at least 1, one request may change without too many lookups."""
+        """Return how many of these keys, at least 1, one request may change without too many lookups (S11)."""
         if self.is_lookup_cheap:
             return len(keys)
         cost = 0.0

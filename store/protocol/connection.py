@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # a client's limit until the welcome has the server's
 
 LIMITS_TOLD = ("operations_max", "writes_max", "session_replies_max", "lease_ttl_max")
-"""The limits that a client applies itself, from the welcome."""
+"""The limits in a welcome that the client applies itself."""
 
 
 def _token_proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
@@ -209,12 +209,12 @@ class ClientConnection:
         self._hello: Hello | None = None
         self._last_id = 0
         self._session: int | None = None  # the session's number in the last welcome
-        self._unanswered: OrderedDict[int, None] = OrderedDict()  # sent mutations, oldest first
+        self._unanswered: OrderedDict[int, None] = OrderedDict()  # ids of unanswered mutations, oldest first
         self.in_flight: dict[int, InFlight] = {}  # requests without an answer, by id, oldest first
         self.welcomed: Welcome | None = None
         self.resumed: bool = False  # True if the last welcome was to the same session
         self.store_id: str | None = None
-        self.seen_revision: int = 0  # the highest durable revision
+        self.seen_revision: int = 0  # the highest revision that the server has sent
         self._frame_bytes_max = FRAME_BYTES_AT_FIRST
         self.limits: dict[str, float] = {}  # the server's, from its last welcome
 
@@ -366,7 +366,7 @@ class ClientConnection:
         return item
 
     def encode(self, item: InFlight) -> bytes:
-        """Return a request as a frame; a request that raises `LimitExceeded` or `StoreUsageError` is forgotten."""
+        """Return a request as a frame; after `LimitExceeded` or `StoreUsageError`, forget the request."""
         if item.mutates:
             self._unanswered[item.request_id] = None
         oldest = next(iter(self._unanswered), item.request_id)
@@ -397,11 +397,11 @@ class ClientConnection:
 
     @property
     def abandoned_grants(self) -> list[InFlight]:
-        """The grants that no caller waits for, and whose answers are still to come: see `InFlight.undo_request`."""
+        """The unanswered grants that no caller waits for: see `InFlight.undo_request`."""
         return [item for item in self.in_flight.values() if item.abandoned and isinstance(item.request, Grant)]
 
     def abandon_request(self, item: InFlight) -> None:
-        """Note that no caller waits for a request: only a grant that was sent is still repeated."""
+        """Note that no caller waits for a request: it is repeated after a reconnect only if it is a sent grant."""
         item.abandoned = True
         if not item.sent or (self.welcomed is None and not isinstance(item.request, Grant)):
             self._forget_request(item)

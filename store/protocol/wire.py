@@ -1,4 +1,4 @@
-"""Sans-I/O: messages to bytes and back: each frame's body is one msgpack array.
+"""Sans-I/O: encodes and decodes messages; each frame's body is one msgpack array.
 
 docs/protocol.md describes the messages' order, and how a peer handles unknown messages (promise S12).
 """
@@ -47,28 +47,28 @@ HANDSHAKE_BYTES_MAX = 4096  # the largest frame before the welcome
 NUMBER_MAX = 2**63 - 1  # the largest request id: SQLite's largest integer
 OPENING_ELEMENTS_MAX = 512  # the most elements of a hello or greeting, also in later versions
 ELEMENTS_PER_OPERATION = 12  # an operation has up to 6 msgpack elements, and may have more in later releases
-# A request of at most so many bytes is decoded in one step, its elements uncounted. The worst one (nested arrays that
+# A request of up to this many bytes is decoded in one step, its elements uncounted. The worst one (nested arrays that
 # each claim as many elements as there are bytes) takes a few milliseconds, and 27 MB.
 STEP_BYTES = 4096
 RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client accepts no larger frame, even from a server that it trusts
 
 O = TypeVar("O", bound=Record)  # noqa: E741 - an opening message
 
-CHUNK_BYTES = 256 * 1024  # values of this size and larger ones are sent without a copy
+CHUNK_BYTES = 256 * 1024  # values of at least this size are sent without a copy
 PACKER_BYTES = 256 * 1024  # a packer's buffer at its creation
 _idle_packers: list[msgpack.Packer] = []
 
 
 def _pack(fields: object) -> bytes:
-    """Return an array as bytes, from any thread; packers are reused: making one takes longer than packing."""
-    # Take the packer out of the list while it packs: a garbage collection then may let another thread run.
+    """Pack an array, in any thread; packers are reused, as making one takes longer than packing."""
+    # Take the packer out of the list: during packing, a garbage collection may let another thread run.
     try:
         packer = _idle_packers.pop()
     except IndexError:
         packer = msgpack.Packer()
     packed: bytes = packer.pack(fields)
     if len(packed) <= PACKER_BYTES:  # reuse the packer only if its buffer has not grown
-        _idle_packers.append(packer)  # after an error, the packer may hold a part, and is dropped
+        _idle_packers.append(packer)  # not after an error: the packer may hold a part
     return packed
 
 
@@ -121,7 +121,7 @@ class Rejection(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A response, and the request it belongs to."""
+    """A response, and its request's id."""
 
     request_id: int
     response: Response
@@ -135,7 +135,7 @@ class Events(NamedTuple):
 
 
 class Lagged(NamedTuple):
-    """The server has ended the watch of a slow reader, and has sent it all events up to `revision`."""
+    """The end of a slow reader's watch; the server has sent it all events up to `revision`."""
 
     request_id: int
     revision: int
@@ -225,7 +225,7 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any], *,
 
 
 def elements_max(operations_max: int) -> int:
-    """Return the limit of elements per request; a request passes `operations_max` first, whose error says more."""
+    """Return the limit of elements per request. Requests reach `operations_max` first, whose error says more."""
     return 1000 + ELEMENTS_PER_OPERATION * operations_max
 
 

@@ -163,7 +163,7 @@ class Dispatcher:
                     left.move_to_end(peer_id, last=False)
                 if (owed := self._owed.pop(peer_id, 0)) > len(some):
                     self._owed[peer_id] = owed - len(some)
-                if (peer := self._peers.by_id.get(peer_id)) is not None:  # unless the peer has closed meanwhile
+                if (peer := self._peers.by_id.get(peer_id)) is not None:  # None if it has closed meanwhile
                     for what in some:
                         tell(peer, what)
             if not left:

@@ -1,8 +1,8 @@
 """Delays replies until the disk has the changes, and returns to the disk's state if a write fails (S3).
 
-If the journal cannot write, the server reads the store back from the disk, without the lost steps, which were never
-acknowledged. After a failed write the server drops its connections, refuses writes, and tries the disk again each
-second. After a failed fsync, the last group may be on disk or not, so clients wait for a later durable commit.
+If the journal cannot write, the server drops its connections, and reads the store back from the disk. The lost steps
+were never acknowledged. The server refuses writes, and tries the disk again each second. After a failed fsync, the last
+group may be on disk or not, so clients wait for a later durable commit.
 """
 
 from __future__ import annotations
@@ -70,10 +70,7 @@ class Durability:
         return self.is_queue_full or self.pending_commits.lets_small_steps_pass
 
     def must_wait(self, request: Request[Any], *, has_more: bool) -> bool:
-        """Return whether a request must wait for the disk; `has_more`: earlier replies to the same peer wait for it.
-
-        A small write need not wait if no earlier reply waits.
-        """
+        """Return whether a request must wait for the disk; `has_more`: earlier replies to the same peer wait for it."""
         if not self.pending_commits.bytes:
             return False
         if self.is_queue_full and has_more:

@@ -56,9 +56,9 @@ log: logging.Logger = logging.getLogger(__name__)
 
 # Only after these errors is it certain that SQLite's log lacks the end of the group. SQLite then ignores the group.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
-MARGIN_BYTES = 1024 * 1024  # bytes that must be free, beside the reserve, before other writes than deletes resume
-# Seconds that writing a group should take; on a slow disk, three times as long as a small group takes. If a group took
-# only twice as long as a small one, a slow disk would spend half its time on fixed costs.
+MARGIN_BYTES = 1024 * 1024  # bytes that must be free, besides the reserve, before other writes than deletes resume
+# Seconds that writing a group should take. On a slow disk, it should take three times as long as a small group, so that
+# fixed costs are only a third of it.
 GROUP_SECONDS = 0.02
 SMALL_GROUP_BYTES = 64 * 1024
 GROUP_BYTES = 1024 * 1024  # bytes of the first groups; later sizes follow from the time that groups took

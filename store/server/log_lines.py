@@ -1,8 +1,4 @@
-"""Limits the log lines about clients, and writes warnings of limits that are nearly reached.
-
-Without a limit, any client could fill the disk with log lines. A limit is logged once when 80 % of it are used, and
-again only after its use was below 70 %.
-"""
+"""Limits the log lines about clients, which could fill the disk, and words warnings of nearly reached limits."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from store.engine.changeset import ChangeSet
     from store.messages import Request, Response
 
-PREFIX_LOOKS_MAX = 1024  # a listing compares this many changed keys with its prefix; with more, it awaits the disk
+PREFIX_LOOKS_MAX = 1024  # a listing compares its prefix with up to this many changed keys; if more, it awaits the disk
 SMALL_STEP_BYTES = 32 * 1024  # a larger step keeps the loop and the disk busy for milliseconds
 
 
@@ -32,7 +32,7 @@ class PendingCommits:
         self._steps: OrderedDict[int, tuple[int, int, ChangeSet]] = OrderedDict()  # each step's bytes, revision, facts
         self._last_revision = revision
         self._changed: dict[str | int, int] = {}  # by key or lease: the last step that changed it
-        self._last_small = self._last_large = durable  # the numbers of the last small step, and of the last large one
+        self._last_small = self._last_large = durable  # numbers of steps
         self._passing = durable  # large requests wait until this small step is on disk
 
     @property

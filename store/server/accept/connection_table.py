@@ -5,7 +5,6 @@ room for another stranger, the server closes strangers that were silent for a se
 the most strangers. New connections wait in the system's queue until there is room. If honest clients on busy machines
 need longer for their hello, all strangers get more time: closed clients would reconnect and add load.
 Each address but loopback has a limit on connections. Wrong tokens do not block an address: a whole office may share it.
-One timer serves all connections, to save time.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class ConnectionTable:
         self.plain: memoryview[int] = memoryview(bytearray(RAW_BYTES))
         self._connections: Counter[str] = Counter()
         self._slowest = 0.0  # seconds that the slowest recent hello of an honest client took
-        self._slowest_at = -math.inf  # when that slowest hello arrived
+        self._slowest_at = -math.inf  # when it arrived
         self._timer: asyncio.TimerHandle | None = None
         self.set_limit(limits.connections_max)
 
