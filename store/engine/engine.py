@@ -152,8 +152,7 @@ class Engine:
     def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> StepResult:
         """Carry out one request, at `now` on the server's monotonic clock.
 
-        Request ids ascend per client, and identify watches and waits. The client has received the replies up to
-        request `acknowledged`.
+        Request ids ascend per client, and identify watches and waits. The client got the replies up to `acknowledged`.
         """
         self._requests += 1
         if now != self._now:  # requests that arrived together have the same `now`

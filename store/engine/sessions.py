@@ -1,9 +1,8 @@
 """Replies kept until acknowledged, so that a request sent twice is carried out once (promise S2).
 
 A session belongs to a client and outlives its connections. After a reconnect the client repeats its unanswered
-requests, and gets the kept reply to each that was carried out before.
-
-A new session number tells a client that the server has forgotten the earlier session, even if a welcome is lost.
+requests, and gets the kept reply to each that was carried out before. A new session number tells the client that the
+server has forgotten the earlier session, even if a welcome is lost.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 A byte on the wire, such as an empty array, can take seventy bytes of memory, and msgpack allocates the length that an
 array claims. So `wire` counts the elements of bodies larger than a few kilobytes, and rejects a body with too many.
-
 Counting reads the first byte of each element (https://github.com/msgpack/msgpack/blob/master/spec.md#formats), so a
 large value costs no more than a small one.
 """

@@ -40,7 +40,7 @@ class FrameReader:
         """
         if self._held:
             self._held += data
-            if len(self._held) < self._wanted:  # wait for the whole frame: each piece would copy all earlier ones
+            if len(self._held) < self._wanted:  # wait for the whole frame: else each piece would copy the earlier ones
                 return
             data, self._held = self._held, bytearray()
         view = memoryview(data)

@@ -284,7 +284,7 @@ class Dispatcher:
             self.write_later(self.dirty.popitem(last=False)[0])
 
     def release_durable(self, number: int) -> None:
-        """Send the frames that waited for step `number`, now on disk, and read their peers again."""
+        """Send the frames that waited for step `number`, now on disk, and resume reading from their peers."""
         waiting = list(self._holding)
         few = len(waiting) <= AT_ONCE
         for peer in waiting:

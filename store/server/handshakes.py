@@ -97,8 +97,7 @@ class Handshakes:
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)
         if replaced is not None:
-            # The old connection's network path may be cut, which would delay a close.
-            replaced.abort()
+            replaced.abort()  # a close may be delayed, as the old connection's network path may be cut
         self._table.mark_authenticated(peer)
         durable = self._durability.journal is not None
         welcome(

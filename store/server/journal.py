@@ -71,11 +71,11 @@ LONG_LOG = (
     "%s is %d bytes long, and grows with each write, since another program reads the database all the while: end that "
     "program, a backup or a shell of SQLite"
 )
-GROUPS_LONG = 3  # consecutive groups by which a long log grows before it is reported
+GROUPS_LONG = 3  # consecutive groups that lengthen a long log before a warning
 IDLE_SECONDS = 1.0  # seconds without writes before unused pages are returned to the disk
 FREE_PAGES_KEPT = 1024  # unused pages kept for reuse, or a quarter of the file if that is more
 FREE_PAGES_AT_ONCE = 64  # unused pages returned to the disk in one step: some 50 ms in a file of a gigabyte
-PAGES_WRITTEN_ANEW = 1024  # used pages up to which a file is rewritten as a whole: 4 MiB, some 100 ms
+PAGES_WRITTEN_ANEW = 1024  # a file with at most this many used pages is rewritten as a whole: some 100 ms
 
 
 class RowsRefused(Exception):
@@ -102,7 +102,7 @@ class Journal:
         self._mark, self._reserve = DurableMark(self._directory), Reserve(self._directory)
         self._store_id, self._group = "", 0  # `_group`: the number of the last group on disk
         self._untidy = True  # there may be unused pages to return to the disk
-        self._long_for = 0  # consecutive groups by which a long log has grown
+        self._long_for = 0  # consecutive groups that lengthened a long log
         self._grows = self._free_bytes = 0  # bytes that the log will add to the database; the database's unused bytes
         self.appended: int = 0
         self.commits: int = 0
@@ -143,8 +143,7 @@ class Journal:
         database.execute("PRAGMA synchronous=FULL")
         database.execute("PRAGMA fullfsync=ON")  # macOS: fsync alone does not reach the disk
         database.execute(f"PRAGMA journal_size_limit={LOG_BYTES}")
-        # SQLite on Debian overwrites deleted data with zeros by default.
-        database.execute("PRAGMA secure_delete=OFF")
+        database.execute("PRAGMA secure_delete=OFF")  # by default, SQLite on Debian overwrites deleted data
         return database
 
     def load(self) -> SavedStore:

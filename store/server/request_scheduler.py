@@ -293,7 +293,7 @@ class RequestScheduler:
             self._slow_lines.write(log, logging.WARNING, SLOW_LINE, peer.name, type(request).__name__, took * 1000)
 
     def note_durable(self, number: int) -> None:
-        """Send the frames that waited for step `number`, which is now on disk; read paused peers again."""
+        """Send the frames that waited for step `number`, now on disk, and resume reading from paused peers."""
         self.dispatcher.release_durable(number)
         self._resume_slowed()
         if self._for_disk:
