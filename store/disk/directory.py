@@ -96,7 +96,7 @@ def release_lock(file: IO[str]) -> None:
 def serving_process(directory: Path) -> Iterator[str | None]:
     """Yield the id of the process that serves a directory; if there is none, yield None, and lock the directory."""
     try:
-        file = open(directory / LOCK, encoding="utf-8")  # noqa: SIM115 - held open
+        file = open(directory / LOCK, encoding="utf-8")  # noqa: SIM115 - closed below
     except OSError:
         yield None
         return

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from store.messages import Cause
 
 STALL_AFTER = 0.3  # seconds; the clock is read every 0.1 s, so a longer gap is a stall
-SOONEST = 1e-6  # seconds; a shorter wait may be lost when added to a clock's time
+SOONEST = 1e-6  # seconds; a shorter wait, added to a clock's time, may not change it
 LOOK_AGAIN_AFTER = 0.1  # seconds until an expired lease is checked again if its keeper has unread requests
 LOOKED_AT_ONCE = 4096  # leases that `expired` looks at in one call: a few milliseconds
 SHORTENED_AT_ONCE = 512  # leases that get an earlier deadline in one step: 0.5 ms
@@ -200,7 +200,7 @@ class Leases:
                 break
             lease = self._leases[self._slots[slot].pop()]
             lease.slot = -1
-            if lease.ends_at > self._served:  # not expired after all: its process, assumed dead, has connected again
+            if lease.ends_at > self._served:  # not expired: its process, assumed dead, has connected again
                 self._schedule(lease, _slot_of(lease.ends_at))
             else:
                 over.append(lease)

@@ -45,7 +45,7 @@ class Processes:
         self._by_id: dict[bytes, Process] = {}
         self._of_peer: dict[int, Process] = {}
         self._of_lease: dict[int, Process] = {}
-        self._holders = 0  # processes with leases
+        self._holders = 0  # the number of processes with leases
         self._fallen: dict[Process, float] = {}  # processes that seemed to die in the last `AT_ONCE` seconds, and when
 
     def note_connected(self, peer: int, id: bytes, *, previous: int | None) -> None:

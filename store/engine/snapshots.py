@@ -166,7 +166,7 @@ class Snapshots:
             self._own -= snapshot.bytes
 
     def keep_chunk_of(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:
-        """Keep the index chunk of a key that changes for snapshots; return True if one may still read `before`."""
+        """For snapshots, keep the index chunk of a changing key; return True if a snapshot may still read `before`."""
         newest = next(reversed(self.unread)).revision
         if index_changes:
             keys = self._keys

@@ -219,7 +219,7 @@ class History:
     def page(
         self, revision: int, prefix: str, *, most: int, bytes_max: int
     ) -> tuple[list[tuple[Event, ...]], int] | None:
-        """Return changes under `prefix` from `revision` on, and the revision to go on from; None if some were freed."""
+        """Return changes under `prefix` from `revision` on, and the revision to go on from; None if some are freed."""
         revision = max(revision, self.began + 1)
         if revision <= self.compacted:
             return None

@@ -154,7 +154,7 @@ class InFlight:
     mutates: bool
     sent: bool = False
     abandoned: bool = False
-    timer: Any = None  # ends its caller's wait
+    timer: Any = None  # ends the caller's wait
     parts: list[Entry | None] = field(default_factory=list)  # the received parts of a long listing
 
     @property
@@ -216,7 +216,7 @@ class ClientConnection:
         self.store_id: str | None = None
         self.seen_revision: int = 0  # the highest revision that the server has sent
         self._frame_bytes_max = FRAME_BYTES_AT_FIRST
-        self.limits: dict[str, float] = {}  # the server's, from its last welcome
+        self.limits: dict[str, float] = {}  # the server's limits, from its last welcome
 
     def start_connection(self, *, nonce: bytes) -> None:
         """Start a connection; `nonce` is 16 fresh random bytes."""

@@ -156,7 +156,7 @@ class Durability:
                 await anyio.sleep(TRY_AGAIN_AFTER)
         engine.read_only = None
         self.start()
-        self.record_changes()  # the sessions that were opened meanwhile
+        self.record_changes()  # hand over the sessions that were opened meanwhile
         await self._wait_for_disk_room(journal, why)
 
     async def _wait_for_disk_room(self, journal: Journal, why: str) -> None:

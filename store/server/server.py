@@ -161,7 +161,7 @@ class Server:
         engine.state.held_elsewhere = lambda: self._peers.unfreeable_bytes
 
     def on_request(self, callback: Callable[[str, str, float], None]) -> None:
-        """Call `callback` after each request with its kind, "ok" or the kind of error, and its seconds."""
+        """Call `callback` after each request with its kind, "ok" or the kind of error, and the seconds it took."""
         self._scheduler.on_request = callback
 
     def start(self) -> None:
@@ -179,7 +179,7 @@ class Server:
             now = self._clock()
             if self._engine.advance_leases(now=now):
                 await self._expire_leases()
-            self._peers.close_slowest_readers()  # new keys may have used the free memory that outboxes counted on
+            self._peers.close_slowest_readers()  # new keys may have used the memory left for outboxes
             self._peers.close_oldest_listing_reader()
             if now >= drop_at:
                 drop_at = now + self._limits.frame_timeout / 2

@@ -71,12 +71,12 @@ class ConnectionTable:
         self.plain: memoryview[int] = memoryview(bytearray(RAW_BYTES))
         self._connections: Counter[str] = Counter()
         self._slowest = 0.0  # seconds that the slowest recent hello of an honest client took
-        self._slowest_at = -math.inf  # when it arrived
+        self._slowest_at = -math.inf  # when that hello arrived
         self._timer: asyncio.TimerHandle | None = None
         self.set_limit(limits.connections_max)
 
     def set_limit(self, most: int) -> None:
-        """Limit connections to `most`, the spare files. Half, but at least `STRANGERS_LEAST`, may be strangers."""
+        """Limit connections to `most`, as each needs a file. Half, but at least `STRANGERS_LEAST`, may be strangers."""
         self.connections_max: int = min(self.limits.connections_max, max(most, 1))
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))
 
