@@ -52,9 +52,7 @@ WAITS: dict[str, tuple[Callable[[SharedStore], Coroutine[Any, Any, object]], str
 async def test_r16_a_wait_in_the_rounds_store_is_in_the_log_and_in_the_status(
     how: str, says_steps: bool, ttl: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For 300 s neither log nor status said that a member waited there, nor for which key; later only its next
-    keep-alive did.
-    """
+    """For 300 s neither log nor status said that a member waited there, nor for which key."""
     caplog.set_level(logging.INFO, "rdzv")
     wait, key = WAITS[how]
     async with VirtualRun(min_nodes=2, stall_timeout=1000, ttl=ttl) as run, run.looked_at() as seen:

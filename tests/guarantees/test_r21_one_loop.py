@@ -449,9 +449,7 @@ async def test_r21_a_finished_member_joins_the_members_that_stop_after_its_last_
 
 @pytest.mark.parametrize("waited_for", [False, True])
 async def test_r21_giving_up_ends_the_run_everywhere_with_one_reason_and_one_status(waited_for: bool) -> None:
-    """Regression: the others were to leave before the next step, which they never reached: their collective lacked a
-    member.
-    """
+    """Regression: the others were to leave before a step that they never reached: their collective lacked a member."""
     async with a_run(seed=0, latency=(0.001, 0.05)) as run:  # here the agreement comes before the departure
         reasons: dict[str, str] = {}
 
@@ -651,9 +649,7 @@ async def test_r21_a_member_that_raises_between_an_agreement_and_its_step_is_los
 
 @pytest.mark.parametrize("announced", ["a drain", "a resize"])
 async def test_r21_newcomers_that_are_left_waiting_do_not_prevent_a_departure(announced: str) -> None:
-    """All had agreed to stop at once for the newcomer, and a body that did not leave was notified of nothing after
-    that.
-    """
+    """All had agreed to stop at once for the newcomer, and a body that did not leave was notified of nothing more."""
     async with a_run() as run:
         handlers = {name: run.handler(name) for name in "ab"}
         ends: list[tuple[str, str]] = []
@@ -702,9 +698,7 @@ async def test_r21_a_member_whose_body_has_ended_is_the_newest() -> None:
 
 
 async def test_r21_a_member_that_fails_after_the_store_has_returned_waits_until_a_death_would_be_known() -> None:
-    """Also R22. A survivor ended with a dead peer's error: the store had renewed the dead one's lease for a
-    whole TTL.
-    """
+    """Also R22. A survivor ended with a dead peer's error: the store had renewed the dead one's lease for a TTL."""
     async with a_run(durable=True, ttl=5) as run:
         sizes: list[int] = []
         hung_up = asyncio.Event()
@@ -733,9 +727,7 @@ async def test_r21_a_member_that_fails_after_the_store_has_returned_waits_until_
 
 
 async def test_r21_a_death_counts_also_after_all_have_agreed_to_leave() -> None:
-    """Also R22. A member that was still in a collective was not notified of the loss, and ended with the dead peer's
-    error.
-    """
+    """Also R22. A member still in a collective was not notified of the loss, and ended with the dead peer's error."""
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
         hung_up = {name: asyncio.Event() for name in "ab"}
         rounds: dict[str, Round] = {}

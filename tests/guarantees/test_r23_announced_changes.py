@@ -67,9 +67,7 @@ async def test_r23_members_hear_of_a_drain_in_advance_and_a_node_that_stays_is_r
 
 
 async def test_r23_a_drained_node_in_the_middle_of_a_step_does_not_delay_the_others() -> None:
-    """All had agreed where to stop, and waited in the step before that for a member that had been removed from the
-    round.
-    """
+    """All had agreed where to stop, and waited in the step before that for a member removed from the round."""
     async with a_run() as run:
         a, b = run.handler("a"), run.handler("b")
         ended: list[str] = []
@@ -219,9 +217,7 @@ class FailingRun:
     names: Iterator[int] = field(default_factory=itertools.count)
 
     async def live(self, name: str) -> RunGivenUpError | None:
-        """Go from round to round without finishing a step, unless `gets_on`; return the exception that ends the
-        loop.
-        """
+        """Go from round to round without finishing a step, unless `gets_on`; return the error that ends the loop."""
         try:
             async for round in rounds_of(self.run.handler(name), no_progress=3):
                 self.sizes.setdefault(name, []).append(round.world_size)
@@ -307,9 +303,7 @@ async def test_r23_a_finished_step_of_any_member_lets_the_failures_be_counted_an
 
 @pytest.mark.parametrize("who", ["one that has left", "one that waits"])
 async def test_r23_members_are_notified_of_drains_of_members_only(who: str) -> None:
-    """Members that met again at this news met once too often: the node had left their round, or had never been
-    in it.
-    """
+    """Members that met again at this news met once too often: it had left their round, or had never been in it."""
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=0.1) as run:
         a, b, c = (run.handler(name) for name in "abc")
         spares = [run.handler(f"spare {number}") for number in range(2)]

@@ -32,9 +32,7 @@ async def elastic(handler: Handler, infos: list[RendezvousInfo]) -> None:
 
 
 async def tell(step: int, moment: str) -> tuple[bool, float]:
-    """Run the story, with the coordinator killed at this step; return whether it reached that step, and the time it
-    took.
-    """
+    """Run the story; the coordinator is killed at this step; return whether that step was reached, and its duration."""
     async with VirtualRun(min_nodes=2, max_nodes=5, last_call_timeout=3, seed=step) as run:
         seen: dict[str, list[RendezvousInfo]] = {name: [] for name in "abcd"}
         steps = 0

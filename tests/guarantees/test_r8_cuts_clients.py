@@ -76,9 +76,7 @@ async def test_r8_a_silent_cut_of_up_to_half_the_ttl_costs_no_lease_and_is_over_
 
 @virtual_time
 async def test_r8_a_cut_soon_after_another_finds_the_lease_renewed() -> None:
-    """The renewal that the first cut had delayed was counted from its sending, and the next one was put off as
-    usual.
-    """
+    """The renewal that the first cut had delayed was counted from its sending, and the next was put off as usual."""
     network = FaultyNetwork(latency=0.0005)
     cut, rng = Cut(network), random.Random(7)
     async with serve_in_memory(network), cut.client("node") as client, client.kept_lease(TTL):
@@ -109,9 +107,7 @@ async def test_r8_a_firewall_that_forgets_connections_costs_a_second() -> None:
 
 @virtual_time
 async def test_r8_pauses_between_attempts_leave_time_for_a_short_lease() -> None:
-    """A durable store restarts and refuses connections for half the TTL. After that no client may sleep through its
-    pause.
-    """
+    """A durable store restarts and refuses connections for half the TTL. No client may then sleep through its pause."""
     network = FaultyNetwork(latency=0.001)
     async with serve_in_memory(network), contextlib.AsyncExitStack() as stack:
         clients = [connect_in_memory(network, source=f"node {number}") for number in range(100)]

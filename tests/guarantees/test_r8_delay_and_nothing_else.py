@@ -229,9 +229,7 @@ async def test_r8_a_node_that_died_while_the_store_was_down_counts_as_alive_for_
 
 
 async def test_r8_a_lease_whose_grant_was_long_under_way_is_renewed_in_time() -> None:
-    """Regression: it was renewed a third of its TTL after the answer, when little of it was left: the node was
-    dropped.
-    """
+    """Regression: it was renewed a third of its TTL after the answer, when little of it was left: a drop."""
     async with VirtualRun(min_nodes=2, ttl=10) as run:
         a = run.handler("a")
         await connected(a)

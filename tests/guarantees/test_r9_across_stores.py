@@ -121,9 +121,7 @@ def test_r9_the_store_of_a_former_round_ends_at_once_after_a_regroup_in_a_new_st
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("seed", range(4))
 async def test_r9_a_spare_is_no_member_of_a_round_of_the_same_number_in_another_store(seed: int) -> None:
-    """Regression: it took itself for a member of that round, so its join timeout was not stopped, and it ended with a
-    timeout.
-    """
+    """Regression: it took itself for a member of that round, so its join timeout ran on, and ended it."""
     async with VirtualRun(min_nodes=2, max_nodes=2, join_timeout=5, last_call_timeout=0.1, seed=seed) as run:
         c, d = await run.met("cd")
         former = c.membership

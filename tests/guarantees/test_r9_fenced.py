@@ -31,9 +31,7 @@ def commits(request: Request[Any]) -> bool:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_r9_a_node_that_is_cut_off_knows_before_the_others_go_on_without_it(seed: int) -> None:
-    """Its TTL counts from the *sending* of the last acknowledged renewal, so it ends before the lease does in the
-    store.
-    """
+    """Its TTL counts from the *sending* of the last acknowledged renewal, so it ends before the lease in the store."""
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=0.5, ttl=6, seed=seed) as run:
         a, b = await run.met("ab")
         await asyncio.sleep(run._rng.uniform(0, 6))
@@ -203,9 +201,7 @@ async def test_r9_a_node_removed_from_its_round_is_notified_even_if_the_coordina
 
 
 async def test_r9_a_node_that_joins_the_next_round_is_not_dropped_by_it() -> None:
-    """On etcd a push may come before an answer: a node read of the round that included it before its own arrival was
-    answered.
-    """
+    """On etcd a push may come before an answer: a node read of its round before its arrival was answered."""
 
     async def answers_come_late(request: Any, when: str) -> None:
         if when == "after" and isinstance(request, Transact):

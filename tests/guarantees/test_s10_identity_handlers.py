@@ -44,9 +44,7 @@ async def test_s10_members_of_a_replaced_store_are_notified_and_rejoin_above_the
 
 
 async def test_s10_a_group_in_the_new_store_hears_of_nodes_from_the_old_one() -> None:
-    """The nodes that knew no round made round 0; nodes that know of round 3 do not make a second group, but wait for
-    it.
-    """
+    """The nodes that knew no round made round 0; nodes that know of round 3 make no second group, but wait for it."""
     async with VirtualRun(min_nodes=2, max_nodes=4, last_call_timeout=1) as run:
         old = [run.handler(name) for name in "ab"]
         for _ in range(4):

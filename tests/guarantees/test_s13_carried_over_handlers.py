@@ -247,9 +247,7 @@ async def test_s13_a_store_that_is_lost_before_its_first_round_passes_the_knowle
 
 
 async def test_s13_a_member_of_a_lost_store_is_drained_in_the_next_one() -> None:
-    """Regression: where the next store's revisions are lower, the member ignored its drain, and all met again at once,
-    round after round.
-    """
+    """Regression: if the next store's revisions are lower, a member ignored its drain, and all met again and again."""
     async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=4, last_call_timeout=1) as run:
         nodes = [run.handler(name) for name in "wxyz"]
         await run.meet(*nodes)

@@ -182,9 +182,7 @@ async def test_s5_a_keep_alive_sent_to_a_server_that_stands_still_counts() -> No
 
 
 async def test_s5_a_server_that_was_stopped_for_longer_than_the_ttl_lets_nothing_lapse_for_that() -> None:
-    """The process is really stopped, by SIGSTOP. Its sockets hold the messages of that time, and it reads them before
-    any lease expires.
-    """
+    """SIGSTOP really stops the process. Its sockets hold the messages, and it reads them before any lease expires."""
     ttl = 0.8
     async with start_python("-m", "rdzv", "serve", "--port", "0") as server:
         line = await server.says("listens on")

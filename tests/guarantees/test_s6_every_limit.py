@@ -215,9 +215,7 @@ async def writes(scene: Scene) -> str:
     "delete some",
 )
 async def all_memory(scene: Scene) -> str:
-    """Memory of the connections counts, too: if peers do not read, less is left for keys, and the slowest peer is
-    closed.
-    """
+    """Memory of the connections counts, too: if peers do not read, keys have less, and the slowest peer is closed."""
     deaf = [await scene.a_peer() for _ in range(4)]
     for number, peer in enumerate(deaf):
         # a different prefix for each: shared bytes count once
