@@ -130,9 +130,7 @@ class Host:
         return await _run(*self.enter, *command)
 
     async def flows(self) -> list[tuple[str, str, str, str]]:
-        """Return the open TCP connections without those on loopback: local address and port, remote
-        address and port.
-        """
+        """Return the open TCP connections not on loopback: local address and port, remote address and port."""
         found = []
         for line in (await self.do(_found("ss"), "-Htn", "state", "established")).splitlines():
             local, remote = line.split()[2:4]

@@ -13,9 +13,7 @@ require_hosts()
 
 
 async def test_a_round_whose_rank_0_is_not_reached_is_given_up_and_another_node_is_rank_0() -> None:
-    """Regression: every round had the same rank 0, which one member could not reach, and the status
-    said that it stood.
-    """
+    """Regression: every round had the same rank 0, which one member could not reach, and the status said it stood."""
     async with Lab(4, style="cloud") as lab:
         head, first, second, third = lab.hosts
         url = slurm_url(head.address, "min_nodes=3&rank_order=name&bootstrap_check=1&master_port=29500-29599")

@@ -29,9 +29,7 @@ async def test_r8_cuts_of_up_to_half_the_ttl_drop_no_member_and_all_are_back_at_
 
 
 async def test_r8_a_node_whose_address_changes_keeps_its_place() -> None:
-    """Regression: its packets left with the old address, so it was dropped after the TTL, though a new connection would
-    work.
-    """
+    """Regression: its packets left with the old address, so it was dropped, though a new connection would work."""
     async with Lab(3, style="cloud") as lab:
         head, *others = lab.hosts
         url = slurm_url(head.address, "min_nodes=2&ttl=4")

@@ -17,9 +17,7 @@ require_hosts()
 
 
 def write_secrets(folder: Path, name: str) -> dict[str, str]:
-    """Write a token, the certificate of an authority, and one that it has issued for a host, with its key. Return the
-    paths.
-    """
+    """Write a token, the certificate of an authority, and one it issued for a host, with its key. Return the paths."""
     require("trustme")
     import trustme
 
