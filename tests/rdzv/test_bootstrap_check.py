@@ -1,6 +1,4 @@
-"""The outcome of a round in which not all members reach rank 0. The check itself is tested on real hosts in
-`tests/hosts`.
-"""
+"""The outcome of a round in which not all members reach rank 0. The check has real hosts in `tests/hosts`."""
 
 import asyncio
 import contextlib

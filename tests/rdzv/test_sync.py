@@ -320,9 +320,7 @@ ENDINGS = {
 @pytest.mark.parametrize("hosting", [False, True])
 @pytest.mark.parametrize("ending", ENDINGS)
 async def test_a_process_that_exits_inside_the_context_exits_at_once_and_silently(ending: str, hosting: bool) -> None:
-    """Regression: its threads ended all at once, so nodes wrote to a store that was gone, logged that, and waited for
-    it.
-    """
+    """Regression: its threads ended all at once, so nodes wrote to a store that was gone, logged and waited."""
     act, status, last_words = ENDINGS[ending]
     script = f"""
 import atexit, faulthandler, signal, time

@@ -1,6 +1,4 @@
-"""The embedded store: exactly one node starts it. It runs until the other nodes have disconnected, also after its own
-node has left.
-"""
+"""The embedded store: exactly one node starts it. It outlives its own node until the others have disconnected."""
 
 from __future__ import annotations
 
@@ -104,9 +102,7 @@ def test_it_is_not_started_elsewhere(url: str, where_it_is_a_must: type[Exceptio
 
 
 def test_an_error_that_keeps_the_local_machine_from_hosting_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: a port without permission to listen was taken for another machine's, and all nodes waited ten
-    minutes.
-    """
+    """Regression: a port without permission to listen was taken for another machine's, and all waited ten minutes."""
 
     def forbidden(*_: object, **__: object) -> str:
         raise PermissionError(errno.EACCES, "cannot listen on 127.0.0.1 port 80: permission denied")

@@ -55,9 +55,7 @@ async def until(said: str, caplog: pytest.LogCaptureFixture) -> None:
 
 @contextlib.asynccontextmanager
 async def lingering_store(**parameters: Any) -> AsyncIterator[tuple[str, asyncio.Task[None], store.Client]]:
-    """Yield a store whose host has left and which runs on for one client: its URL, the task that closes it, that
-    client.
-    """
+    """Yield a store whose host has left and which runs on for one client: URL, closing task, that client."""
     url = f"tcp://127.0.0.1:{free_port()}"
     host = await rdzv.connect(f"{url}/job?min_nodes=1&close_timeout=600", node_id="host", **parameters)
     async with store.connect(url) as client:
@@ -194,9 +192,7 @@ async def test_a_newcomer_is_told_that_its_run_is_closed_not_that_its_store_is_e
 
 @pytest.mark.in_ci
 async def test_a_durable_store_accepts_newcomers_again_once_rdzv_serve_runs_it(tmp_path: Path) -> None:
-    """Regression: only a hosting node deleted the key that rejects newcomers. `rdzv serve` did not: it knows nothing of
-    runs.
-    """
+    """Regression: only a hosting node deleted the key that rejects newcomers. `rdzv serve` knows nothing of runs."""
     async with lingering_store(data_dir=str(tmp_path), insecure=True) as (url, _, client):
         assert await client.get(ENDING) is not None
     with store.sync.serve("127.0.0.1", int(url.rpartition(":")[2]), data_dir=tmp_path):

@@ -1,6 +1,4 @@
-"""The commands that show a run: its status, on a terminal and in a pipe, while a node and the store are killed; its
-history.
-"""
+"""The commands that show a run: its status, on a terminal and in a pipe, as a node and a store are killed; history."""
 
 from __future__ import annotations
 

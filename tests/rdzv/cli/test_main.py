@@ -144,9 +144,7 @@ async def test_no_connection_is_5_and_one_line() -> None:
 
 @pytest.mark.parametrize("asks", ["status", "stats"])
 async def test_an_etcd_that_does_not_listen_is_status_5_too(asks: str) -> None:
-    """Regression: the import of gRPC used up the timeout, so the message was that etcd takes connections, with status
-    4.
-    """
+    """Regression: the import of gRPC used up the timeout, so the message was that etcd listens, with status 4."""
     require("grpc")
     status, line = await fails(asks, f"etcd://127.0.0.1:{free_port()}/job", "--timeout", "0.3")
     assert status == 5

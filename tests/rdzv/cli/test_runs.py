@@ -34,9 +34,7 @@ async def test_runs_shows_keys_bytes_and_age_of_each_run_the_largest_first() -> 
 
 
 async def test_control_characters_in_names_do_not_reach_the_terminal() -> None:
-    """Every client that may write keys can name a run. Regression: such a name cleared the screen of "rdzv runs" and
-    "stats".
-    """
+    """Whoever may write keys can name a run. Regression: such a name cleared the screen of "rdzv runs" and "stats"."""
     async with store.serve() as server, store.connect(server.url) as client:
         await client.put("/rdzv/\x1b[2Jjob/nodes/\x1b[2Jnode", b"", ttl=60)
         await client.put("/rdzv/job/nodes/\x1b[2Jnode", b"", ttl=60)
@@ -57,9 +55,7 @@ async def test_runs_under_a_prefix_with_several_parts_are_distinguished() -> Non
 
 
 def test_receipts_on_etcd_are_not_listed_as_a_run() -> None:
-    """On etcd, the receipts of writes lie beside the runs. Regression: the table had a row without a name, as had
-    `status`.
-    """
+    """On etcd, receipts of writes lie beside the runs. Regression: the table had a nameless row, as had `status`."""
     keys = ("/rdzv//receipts/1", "/rdzv/job/head/round", "/rdzv/job/settings", "/rdzv/stray")
     assert count_keys_by_run(keys, "/rdzv/") == {"job": 2}
 

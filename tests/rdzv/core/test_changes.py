@@ -1,6 +1,4 @@
-"""Messages to a page: the whole state at first, then changes, or beats if nothing changes; and the state that a page
-makes of them.
-"""
+"""Messages to a page: the whole state first, then changes, or beats if there are none; what a page makes of them."""
 
 import copy
 import json

@@ -1,6 +1,4 @@
-"""`decide`: the act and its reason, when progress is reported, the answers to waiting nodes, and the changes for
-members.
-"""
+"""`decide`: the act and its reason, reports of progress, the answers to waiting nodes, and members' changes."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,4 @@
-"""A node that did not reach rank 0 although others did is left out: the rounds of the others, and their messages about
-it.
-"""
+"""A node that did not reach rank 0 although others did is left out: the others' rounds and messages about it."""
 
 from typing import Any
 

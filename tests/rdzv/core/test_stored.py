@@ -1,6 +1,4 @@
-"""Values of keys: packing and unpacking changes nothing; invalid values are not written, and foreign bytes are an
-error.
-"""
+"""Values of keys: packing and unpacking changes nothing; invalid values are not written, foreign bytes an error."""
 
 import contextlib
 from collections.abc import Callable

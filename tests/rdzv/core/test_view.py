@@ -1,6 +1,4 @@
-"""The coordinator's view: after any events it has the live, the waiting and the missing nodes, and the times of
-changes.
-"""
+"""The coordinator's view: after any events it has the live, waiting and missing nodes, and the times of changes."""
 
 from typing import Any
 

@@ -225,9 +225,7 @@ async def test_a_token_that_is_no_text_is_delayed_like_any_wrong_one(caplog: pyt
 
 @pytest.mark.parametrize("secure", [False, True], ids=["HTTP", "HTTPS"])
 async def test_silent_connections_are_counted_and_bounded_and_do_not_block_the_store(secure: bool) -> None:
-    """Regression: with a limit of 1,024 files, 1,100 of them kept the store from accepting clients, and none was
-    counted.
-    """
+    """Regression: with a limit of 1,024 files, 1,100 of them kept clients from the store, and none was counted."""
     tls = None
     if secure:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -254,9 +252,7 @@ async def test_silent_connections_are_counted_and_bounded_and_do_not_block_the_s
 
 
 async def test_a_client_that_guesses_the_token_counts_as_unauthenticated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: while a wrong guess was delayed, its connection did not count as unauthenticated,
-    and had no limit.
-    """
+    """Regression: while a wrong guess waited, its connection was not counted as unauthenticated, and had no limit."""
     monkeypatch.setattr(listening, "WRONG_GUESS_COSTS", 600.0)
     limits = limits_with(handshakes_max=20)
     async with (

@@ -1,6 +1,4 @@
-"""Errors that a body raises in a task group count as if they were raised without one: a verdict, a
-loss, an own error.
-"""
+"""Errors that a body raises in a task group count as if raised without one: a verdict, a loss, an own error."""
 
 import asyncio
 import contextlib
@@ -43,9 +41,7 @@ GROUPS = [_fails, in_asyncio, in_anyio, nested]
 
 
 async def ends_of(run: VirtualRun, group: Callable[[BaseException], Awaitable[None]], error: BaseException) -> Any:
-    """Return the ends of three loops, one of which raises `error` in its first round, and the number
-    of rounds of each.
-    """
+    """Return the ends of three loops, one of which raises `error` in round 1, and the rounds of each."""
     rounds = dict.fromkeys("abc", 0)
 
     async def live(name: str) -> None:

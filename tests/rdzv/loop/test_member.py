@@ -51,9 +51,7 @@ def loop_over(node: Quiet, **options: Any) -> RoundLoop[Any]:
 
 @pytest.mark.parametrize(("options", "told"), [({}, -1), ({"progress": lambda: 480}, 480)])
 def test_a_nodes_first_arrival_carries_its_progress(options: dict[str, Any], told: int) -> None:
-    """Regression: `progress` was called only after a round, so the newer of two checkpoints was taken
-    only by chance.
-    """
+    """Regression: `progress` was called after a round only, so the newer checkpoint was taken only by chance."""
     node = Quiet(error=RendezvousGracefulExitError("a spare that is not needed ends its loop without an error"))
     assert run_synchronously(loop_over(node, **options).next()) is None
     assert node.progress == told

@@ -90,9 +90,7 @@ asyncio.run(main())
 
 
 async def test_a_member_whose_node_is_delayed_leaves_at_the_agreed_step(url: str) -> None:
-    """Regression: the decision and the departure arrive in one read, over real sockets, and it took the latter for a
-    loss.
-    """
+    """Regression: decision and departure arrive in one read, over real sockets, which was taken for a loss."""
     at = f"{url}/job?min_nodes=2&max_nodes=3&last_call_timeout=60&ttl=10"
     async with contextlib.AsyncExitStack() as stack:
         members = [

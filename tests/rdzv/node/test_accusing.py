@@ -55,9 +55,7 @@ async def test_only_members_accuse_and_none_accuses_itself() -> None:
 
 
 def story(*, killed: bool, named: bool, gone_ttl: float = 14) -> list[str]:
-    """Run three members; node-2 is killed or not. A moment later node-0 accuses it, or fails with an
-    error of its own.
-    """
+    """Run three members; node-2 is killed or not. A moment later node-0 accuses it, or fails with its own error."""
     begin: list[bool] = []
 
     async def train(node: ClusterNode) -> None:

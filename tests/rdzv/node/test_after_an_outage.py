@@ -34,9 +34,7 @@ class Told:
 
 @pytest.mark.parametrize("stays_in_reach", [False, True], ids=["all are cut off", "all but one are cut off"])
 def test_returned_nodes_are_not_missing_and_the_outage_is_not_counted_as_training(stays_in_reach: bool) -> None:
-    """Regression: present members were listed as missing, and 99.5 % of the time counted as training
-    instead of 71 %.
-    """
+    """Regression: present members were called missing, and 99.5 % of the time counted as training instead of 71 %."""
     told = Told()
     with cluster(4, seed=1, min_nodes=2, ttl=TTL, last_call_timeout=5) as town:
         town.run(told.train)

@@ -69,9 +69,7 @@ async def test_a_commit_that_was_refused_leaves_none_of_its_buckets() -> None:
 
 
 async def test_a_commit_is_one_transaction_and_no_member_of_a_small_round_reads_its_rank() -> None:
-    """Regression: writing the ranks, granting a lease and committing were three requests, and every
-    node read its rank.
-    """
+    """Regression: writing the ranks, granting a lease and committing were three requests, and all nodes read ranks."""
     async with VirtualRun(min_nodes=20) as run:
         nodes = [run.handler(f"n{number}") for number in range(20)]
         first = await run.join(nodes[0])
@@ -140,9 +138,7 @@ async def test_the_roster_of_large_payloads_is_written_in_several_transactions()
 
 
 async def test_the_next_coordinator_deletes_the_buckets_of_a_dead_one() -> None:
-    """Writes that one transaction cannot hold come before the commit, under the term of a coordinator that may then
-    die.
-    """
+    """Writes that one transaction cannot hold come before the commit, in the term of a coordinator that may die."""
     settings: dict[str, Any] = {"min_nodes": 60, "max_nodes": 61, "last_call_timeout": 2}
     async with VirtualRun(**settings, limits=limits_with(writes_max=8)) as run:
         first, *others = [run.handler(f"n{number}") for number in range(61)]

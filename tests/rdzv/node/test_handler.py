@@ -104,9 +104,7 @@ async def test_a_node_waits_for_a_name_held_by_a_live_node_and_names_the_holder(
 
 
 async def test_a_holder_that_comes_again_keeps_its_name() -> None:
-    """Regression: any change of the record counted as the holder's departure, so a rival took the name
-    of a live node.
-    """
+    """Regression: any change of the record counted as the holder's departure, so a rival took a live node's name."""
     async with VirtualRun(min_nodes=2, last_call_timeout=0) as run:
         holder, rival, other = run.handler("a"), run.handler("a"), run.handler("b")
         await run.meet(holder, other)
@@ -321,9 +319,7 @@ async def test_pending_changes_of_a_round_are_not_delivered_in_the_next() -> Non
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("how", ["natively", "by anyio"])
 async def test_cancelling_takes_the_arrival_back(how: str, times: int) -> None:
-    """Regression: a second cancel interrupted the clean-up, and the others had a round with a node
-    that took no part.
-    """
+    """Regression: a second cancel stopped the clean-up, and the others had a round with a node that took no part."""
     async with VirtualRun(min_nodes=2) as run:
         a = run.handler("a")
         outer, inner = anyio.CancelScope(), anyio.CancelScope()

@@ -203,9 +203,7 @@ class BusyStore(ScriptedStore):
 
 
 async def test_a_store_that_is_too_busy_to_answer_in_time_is_asked_again() -> None:
-    """Regression: of 10,000 nodes that came at once to a busy machine, some failed after 30 s, whatever their
-    join_timeout.
-    """
+    """Regression: of 10,000 nodes that came to a busy machine, some failed after 30 s whatever join_timeout."""
     late = StoreTimeoutError("no answer to Watch within 30 s", maybe_applied=False)
     store = BusyStore(late, ConnectionLost("the connection is lost", maybe_applied=False))
     follower, task = await follow_head(store, [*SNAPSHOT, SYNCED])

@@ -163,9 +163,7 @@ async def test_more_members_meet_than_a_transaction_has_conditions(url: str) -> 
 
 
 async def test_an_arrival_costs_two_requests_and_a_round_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a node that is not the first. Regression: an arrival took nine and a round one. Connecting takes two and a
-    watch.
-    """
+    """For a later node. Regression: an arrival took nine and a round one. Connecting takes two and a watch."""
     for name in ("ATTEMPT_ALONE", "ATTEMPT_MOST", "IDLE"):  # no request is repeated because the machine is busy
         monkeypatch.setattr(members_room, name, 600.0)
     # as if each node had a process of its own
@@ -197,9 +195,7 @@ async def test_an_arrival_costs_two_requests_and_a_round_none(url: str, monkeypa
 
 @pytest.mark.in_ci
 async def test_the_nodes_of_a_process_are_one_client_of_the_cluster() -> None:
-    """Regression: each node had its own connection and streams, and 300 of them kept an etcd too busy
-    for other work.
-    """
+    """Regression: each node had its own connection and streams, and 300 of them kept an etcd too busy for others."""
     with serve_etcd() as served:
 
         def streams(method: str) -> float:

@@ -290,9 +290,7 @@ async def test_a_cancelled_leave_does_not_disturb_the_next_round(after: float) -
 
 
 async def test_all_here_counts_each_member_once() -> None:
-    """Regression: a call that was cancelled and repeated counted twice, so the others went on without
-    the last member.
-    """
+    """Regression: a call cancelled and repeated counted twice, and the others went on without the last member."""
     async with VirtualRun(min_nodes=3, max_nodes=3) as run:
         handlers = [run.handler(name) for name in "abc"]
         await run.meet(*handlers)

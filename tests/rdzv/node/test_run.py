@@ -28,9 +28,7 @@ BANS: dict[str, Callable[[Run], Awaitable[object]]] = {
 async def test_a_ban_that_is_interrupted_after_any_write_leaves_no_banned_member_in_its_round(
     ban: Callable[[Run], Awaitable[object]], how: str, writes: int
 ) -> None:
-    """Regression: after a Ctrl-C between two writes the member was banned, but still counted, and the others waited for
-    it.
-    """
+    """Regression: after a Ctrl-C between two writes the member was banned, but counted, and the others waited."""
     async with VirtualRun(min_nodes=2) as run, run.looked_at() as steered:
         a, b = run.handler("a"), run.handler("b", attributes={"rack": "17"})
         await run.join(a)  # this node coordinates

@@ -42,9 +42,7 @@ async def test_waiting_nodes_ping_the_store_at_different_moments() -> None:
 @pytest.mark.in_ci
 @pytest.mark.virtual_time
 async def test_a_crowd_pings_no_more_often_than_a_few_nodes() -> None:
-    """The count of arrivals is sent rarely in a crowd. Regression: a node that knew of few others
-    pinged every second.
-    """
+    """The count of arrivals is sent rarely in a crowd. Regression: a node that knew of few pinged every second."""
     asked: list[float] = []
     nodes = 400
     async with VirtualRun(min_nodes=nodes + 1, join_timeout=600) as run:

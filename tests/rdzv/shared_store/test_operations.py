@@ -1,6 +1,4 @@
-"""Operations, step by step on an engine without a network: every race can be arranged, and every error
-distinguished.
-"""
+"""Operations, step by step on an engine without a network: every race can be arranged, every error distinguished."""
 
 from __future__ import annotations
 

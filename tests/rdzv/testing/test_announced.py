@@ -150,9 +150,7 @@ def test_the_drain_of_an_earlier_process_ends_when_another_one_takes_its_name() 
 
 
 def test_a_waiting_node_leaves_as_soon_as_it_is_drained() -> None:
-    """A waiting node is in no round whose members would have to stop for it. Regression: it waited
-    until the run ended.
-    """
+    """A waiting node is in no round whose members would have to stop for it. Regression: it waited to the run's end."""
     with cluster(3, seed=0, min_nodes=2, max_nodes=2, last_call_timeout=0.5) as made:
         made.run(Training().train)
         made.advance(5)

@@ -114,9 +114,7 @@ def test_a_node_that_is_killed_is_lost_at_once_and_one_without_power_after_its_t
 
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_a_machine_without_power_answers_nothing_until_it_is_back(seed: int) -> None:
-    """It sends no reset, even if the store writes to it: for example if it was the coordinator, and another node takes
-    over.
-    """
+    """It sends no reset, even if the store writes to it: as if it coordinated, and another node takes over."""
     with cluster(4, seed=seed, min_nodes=2) as made:
         made.run(stay)
         made.advance(1)

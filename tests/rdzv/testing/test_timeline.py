@@ -206,9 +206,7 @@ def test_the_death_of_a_process_ends_only_its_own_tasks() -> None:
 
 
 def test_a_body_may_use_task_groups_and_factories_exception_handlers_and_debugging() -> None:
-    """From anyio 4.9 on, a task group asks its loop for the task factory. Regression: that raised
-    NotImplementedError.
-    """
+    """From anyio 4.9, a task group asks its loop for the task factory. Regression: that raised NotImplementedError."""
     timeline = Timeline()
     done: list[object] = []
 

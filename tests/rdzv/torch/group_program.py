@@ -38,9 +38,7 @@ def total_of_all() -> float:
 
 
 def aborted_while_blocked(group: RoundGroup, within: dist.ProcessGroup) -> float:
-    """Wait in a collective that one rank never joins, and abort it from another thread. Return the
-    time when it ended.
-    """
+    """Wait in a collective that one rank never joins, and abort it from another thread. Return when it ended."""
     aborting = threading.Timer(0.3, group.abort)
     aborting.start()
     try:

@@ -1,6 +1,4 @@
-"""Members join, are drained, leave in the middle of a step, or are killed while groups are made: a
-short run of each.
-"""
+"""Members join, are drained, leave in the middle of a step, or are killed as groups are made: a short run of each."""
 
 import pytest
 

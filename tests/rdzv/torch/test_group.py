@@ -118,9 +118,7 @@ def make_both(monkeypatch: pytest.MonkeyPatch, making: Making) -> list[str]:
 
 
 def test_making_a_group_waits_less_than_two_seconds_for_a_dead_member(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a first connection, gloo waits five times as long as its timeout. Regression: it was 11 s, without a way to
-    abort.
-    """
+    """For a first connection, gloo waits five times as long as its timeout. Regression: 11 s without a way to abort."""
     making = Making()
     assert make_both(monkeypatch, making) == ["made", "made"]
     assert all(0 < 5 * timeout < 2 for timeout in making.timeouts[0])
@@ -143,9 +141,7 @@ def test_if_a_member_never_connects_all_raise_an_error(monkeypatch: pytest.Monke
 
 
 def test_an_abort_does_not_wait_for_a_group_that_is_being_made() -> None:
-    """Regression: the node's thread waited, and its leases expired, while gloo tried for ten seconds to reach a dead
-    peer.
-    """
+    """Regression: the node's thread waited, and its leases expired, while gloo tried 10 s to reach a dead peer."""
     from rdzv.torch.group import RoundGroup
 
     group = RoundGroup(None, rank=0, world_size=2, backend="gloo", timeout=timedelta(seconds=1))

@@ -309,9 +309,7 @@ def test_a_drained_member_leaves_and_the_others_meet_again_without_it(agents: Ag
 def test_a_member_that_leaves_before_all_have_come_does_not_delay_the_others(
     agents: Agents, url: str, run_id: str, regroup_on_loss: str
 ) -> None:
-    """The agent dies after the commit, but before it knows of it. Regression: the others waited for a minute and
-    failed.
-    """
+    """The agent dies after the commit, before it knows. Regression: the others waited for a minute and failed."""
     with rdzv.sync.connect(f"{url}/{run_id}?{TORCHRUNS_ORDER}&min_nodes=1&max_nodes=2&last_call_timeout=0.2") as goes:
         (joining,) = agents.join(agents.add(regroup_on_loss=regroup_on_loss))
         assert goes.next_rendezvous().world_size == 2

@@ -1,6 +1,4 @@
-"""In process: survivors of a loss continue with the state in their memory, newcomers get it, and no process is
-restarted.
-"""
+"""In process: survivors of a loss go on with the state in memory, newcomers get it, and no process is restarted."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""State is transferred completely or not at all, and a model that differs from the others' is named. Collectives are
-faked.
-"""
+"""State is transferred whole or not at all, and a model unlike the others' is named. Collectives are faked."""
 
 from __future__ import annotations
 

@@ -289,9 +289,7 @@ def test_the_store_of_a_round_ends_with_the_round(url: str, run_id: str) -> None
 
 
 def test_of_a_finished_rounds_store_only_the_reason_is_kept(url: str, run_id: str) -> None:
-    """Every instance is kept, as C++ may hold its half. Regression: with client and buffers, a round left 100 kB
-    behind.
-    """
+    """Every instance is kept, as C++ may hold its half. Regression: with client and buffers, a round left 100 kB."""
     with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1") as handler:
         shared = handler.next_rendezvous().store
         ours = TorchStore(shared, SHORT)

@@ -227,9 +227,7 @@ time.sleep(3600)
 
 
 async def test_agents_report_the_loss_of_a_store_in_memory_at_once_and_end(tmp_path: Path) -> None:
-    """Regression: they waited for `join_timeout`, ten minutes, although every member has to begin
-    again in this case.
-    """
+    """Regression: they waited for `join_timeout`, ten minutes, although every member has to begin again then."""
     require("torch")
     gone_within = 3.0
     async with Endpoint() as server, Job(tmp_path, f"127.0.0.1:{server.port}", worker=SLEEPER) as job:

@@ -44,9 +44,7 @@ def over_a_store(url: str, rank: int, size: int) -> None:
 
 
 class AllKinds(torch.nn.Module):  # type: ignore[misc]  # PyTorch is read without its types
-    """A model with tensors of types that gloo does not know, tensors that are not in its state, and state that is no
-    tensor.
-    """
+    """A model with tensors of types that gloo does not know, tensors outside its state, and state that is no tensor."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

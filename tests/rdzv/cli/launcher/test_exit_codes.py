@@ -1,6 +1,4 @@
-"""`rdzv run --exit-codes`: the exit status tells the system that started a node whether to replace it, restart it or
-stop.
-"""
+"""`rdzv run --exit-codes`: the exit status tells what started a node whether to replace it, restart it or stop."""
 
 import os
 import signal

@@ -1,6 +1,4 @@
-"""The guard process between `rdzv run` and a command: it exits as the command does, passes signals on, and kills the
-rest.
-"""
+"""The guard process between `rdzv run` and a command: it exits like that, passes signals on, and kills the rest."""
 
 import contextlib
 import os

@@ -166,9 +166,7 @@ async def test_a_node_that_was_paused_and_dropped_stops_its_processes_and_joins_
 
 @pytest.mark.in_ci
 async def test_a_finished_node_meets_again_when_the_others_accept_a_newcomer(server: str) -> None:
-    """Regression: the launcher of such a node ignored the announced change, so the other nodes waited for it until a
-    timeout.
-    """
+    """Regression: the launcher of such a node ignored the announced change, and the others waited until a timeout."""
     url = f"{server}/job?{TWO_OR_THREE}&rank_order=name"
     async with node(url, "a") as a, node(url, "b") as b:
         tell(await started(a), SUCCEED)

@@ -123,9 +123,7 @@ print(json.dumps({
 async def test_a_preloaded_script_finds_the_same_environment_as_a_started_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], standby: int
 ) -> None:
-    """The script prints all that it can inspect. It is named by a relative path, so that `sys.path[0]` is compared,
-    too.
-    """
+    """The script prints all that it can inspect. It is named by a relative path, so `sys.path[0]` is compared."""
     (tmp_path / "look.py").write_text(LOOK_CLOSELY)
     (tmp_path / "input").write_bytes(b"a\r\nb\n")
     monkeypatch.chdir(tmp_path)

@@ -43,9 +43,7 @@ def test_every_task_of_a_step_makes_the_same_url() -> None:
 @pytest.mark.parametrize(("restarts", "run_id"), [("", "7.0"), ("0", "7.0"), ("1", "7.0.1"), ("12", "7.0.12")])
 @pytest.mark.parametrize("word", ["slurm", "slurm?store=tcp://store:29400"])
 def test_a_job_that_was_requeued_has_a_run_of_its_own(word: str, restarts: str, run_id: str) -> None:
-    """A requeued job keeps its number. The run of its first start is closed, for a day in a store that outlives the
-    job.
-    """
+    """A requeued job keeps its number. The run of its first start is closed for a day in a store that outlives it."""
     step = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", **({"SLURM_RESTART_COUNT": restarts} if restarts else {})}
     assert urlsplit(slurm_url(word, step)).path == f"/slurm-{run_id}"
 

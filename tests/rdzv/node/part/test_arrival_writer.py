@@ -95,9 +95,7 @@ def test_a_lease_is_long_enough_to_be_renewed_in_time(
 
 
 async def test_no_lease_grows_beyond_the_stores_limit() -> None:
-    """Regression: for a slow store a node asked for a longer ttl than `ttl`, was refused, and told the user to lower
-    `ttl`.
-    """
+    """Regression: for a slow store a node asked for a longer ttl than `ttl`, was refused, told to lower `ttl`."""
     settings: dict[str, Any] = {"min_nodes": 2, "ttl": 11, "closed_ttl": 12}
     async with VirtualRun(limits=Limits(lease_ttl_max=12.0), latency=1.0, **settings) as run:
         infos = await run.meet(run.handler("a"), run.handler("b"))

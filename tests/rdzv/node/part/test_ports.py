@@ -35,9 +35,7 @@ def test_the_port_of_rank_0_is_taken_from_the_given_range(caplog: pytest.LogCapt
 
 
 def test_rank_0_can_bind_its_port_after_a_fork() -> None:
-    """Regression: a worker of a DataLoader, forked while its node joined, held the promised port as
-    long as it lived.
-    """
+    """Regression: a worker of a DataLoader, forked while its node joined, held the promised port while it lived."""
     held = HeldPort()
     port = held.reserve()
     reader, writer = os.pipe()

@@ -22,9 +22,7 @@ from rdzv.node.link.store_session import StoreSession
 def test_the_roles_disconnect_ttl_is_at_most_that_of_members(
     reconnect_seconds: float, members: float, expected: float
 ) -> None:
-    """Regression: a store that had stood still for 1.4 s counted as distant for a whole term: a death was noticed after
-    4 s.
-    """
+    """Regression: a store that stood still for 1.4 s was distant for a whole term: a death was noticed after 4 s."""
     store = SimpleNamespace(time=float, fail_over=0.0, lease_ttl_max=60.0)
     way = {
         "keeping": SimpleNamespace(store=None),

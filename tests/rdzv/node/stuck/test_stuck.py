@@ -192,9 +192,7 @@ done
 
 
 def test_rdzv_run_finds_a_process_that_hangs_and_restarts_it(tmp_path: Path) -> None:
-    """Each process writes its step to a file, as any language can. The process that hangs is stopped
-    and started again.
-    """
+    """Each process writes its step to a file, as any language can. The one that hangs is stopped and started again."""
     script = tmp_path / "work.sh"
     script.write_text(BEATS)
     launch = [sys.executable, "-m", "rdzv", "run", "--grace", "2", "--no-stacks", "--", "sh", str(script)]

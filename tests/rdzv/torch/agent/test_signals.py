@@ -1,6 +1,4 @@
-"""Agents of torchrun that get a signal: while they wait, while the store does not answer, and while they host it for
-others.
-"""
+"""Agents of torchrun that get a signal: while they wait, while the store does not answer, and as they host it."""
 
 import asyncio
 import contextlib
