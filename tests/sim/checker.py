@@ -189,9 +189,7 @@ class Checker:
             raise Violation(f"{otherwise} (at {self.world.now - 1000:.3f} s; replay with: {self.world.replay})")
 
     def _reported(self, progress: Progress) -> None:
-        """Check that no report takes back a loss or a departure of its round, whichever coordinator
-        writes it (R5, R7).
-        """
+        """Check that no report takes back a loss or a departure of its round, whoever writes it (R5, R7)."""
         before, self.said = self.said, progress
         if before is None or before.round != progress.round:
             return

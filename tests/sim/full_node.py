@@ -211,9 +211,7 @@ class Node:
             await self.handler.set_closed("enough")
 
     async def _listen(self) -> None:
-        """Listen until there is a reason to meet again. Changes that were ignored during the faults count once it is
-        calm.
-        """
+        """Listen until there is a reason to meet again. Changes ignored during faults count once it is calm."""
         hearing = self.process.host.start(self._hear())
         try:
             while not hearing.done() and not (self.story.calm and self.handler.num_nodes_changed() and not self.stays):

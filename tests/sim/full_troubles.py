@@ -110,9 +110,7 @@ class FullTroubles(Troubles):
                 self.befall(node.process, how, seconds)
 
     def _hold_until_something_happens(self, node: Node, at_most: float) -> None:
-        """Hold a node's messages until another node coordinates, leaves, or closes the run; they arrive just after
-        that.
-        """
+        """Hold a node's messages until another node coordinates, leaves, or closes the run; they arrive after that."""
         self.hold(tuple(node.process.threads), self.draw_way(), at_most)
         key = self._rng.choice((KEYS.coordinator, KEYS.coordinator, KEYS.nodes, KEYS.nodes, KEYS.closed))
         (source,) = node.process.threads

@@ -155,9 +155,7 @@ class ObservedStore(FaultyStore):
         self._cosmos.truth.fail(f"the server has stopped serving: {server._failure!r}")
 
     def _stopwatch(self) -> float:
-        """Draw the time that requests take, since the clock stands still while they run. Some take more than several
-        turns.
-        """
+        """Draw the time that requests take, since the clock stands still while they run. Some take several turns."""
         self._worked += self._work_rng.choice((0.0, 0.0, 0.0, 0.0003, 0.003, 0.02))
         return self._worked
 

@@ -121,9 +121,7 @@ class StoreStory(Story):
         self.answered.add("the probe")
 
     async def _probe(self, client: HeardClient) -> None:
-        """Check that a lease without renewal ends at most 100 ms after its TTL, and not before, on an almost idle
-        store.
-        """
+        """Check that a lease without renewal ends up to 100 ms after its TTL, not before, on a nearly idle store."""
         for number in range(3):
             sent_at = self.cosmos.now
             lease = await client.grant(PROBE_TTL)

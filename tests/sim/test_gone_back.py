@@ -15,9 +15,7 @@ WRITES = 40
 
 
 def play(seed: int) -> StoreError | None:
-    """Return the error of a client that has seen later revisions than the store still has, after the
-    disk was restored.
-    """
+    """Return the error of a client that saw later revisions than the store still has, after the disk was restored."""
     rng = random.Random(seed)
     with quiet_logs():
         cosmos = Cosmos(seed, replay=f"tests/sim/test_gone_back.py, seed {seed}")

@@ -100,9 +100,7 @@ class TrainingStory(FullStory):
         )
 
     def _judge_those_that_are_stuck(self) -> None:
-        """Turn on the removal of stuck members. With at least three members, two can be stuck while
-        one makes progress.
-        """
+        """Have stuck members removed. With three members or more, two can be stuck while one makes progress."""
         rules = self.rules
         needed = max(rules.needed, rules.unit * -(-(BOTH_STUCK + 1) // rules.unit))
         self.rules = self.checker.rules = replace(rules, needed=needed, capacity=needed + rules.capacity - rules.needed)
@@ -271,9 +269,7 @@ class TrainingStory(FullStory):
             )
 
     def drained(self, node: Trainer, within: float) -> None:
-        """A drain was announced. If nothing else happens, the node is out in time, and no member was
-        interrupted (R23).
-        """
+        """A drain was announced. If that is all, the node is out in time, and no member was interrupted (R23)."""
         round, began = node.inside, self.now
         if round is None or self.disturbed_until > began or round.ending is not None or within <= self.let_out_within:
             return
@@ -297,9 +293,7 @@ class TrainingStory(FullStory):
         return super()._settled()
 
     def _lose_one(self) -> None:
-        """Let one member leave by a drain, then kill another. Check that no other stays in that round's body (R21,
-        R23).
-        """
+        """Let one member leave by a drain, then kill another. Check that no other stays in that body (R21, R23)."""
         if (members := self._members()) and self.on_waiting == "wait":
             self.start("late")  # this node has to wait
             self.cosmos.timeline.run(self.now + self.let_out_within)

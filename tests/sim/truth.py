@@ -423,9 +423,7 @@ class HeardWatch(watch_room.Watch):
 
     @property
     def books(self) -> Books:
-        """The books of its store. The store is known once the client has connected, which may be later
-        than the watch.
-        """
+        """The books of its store. The store is known once the client connected, which may be later than the watch."""
         return self._truth.books_of(self._heard_by.store_id)
 
     def note_opened(self, revision: int) -> None:

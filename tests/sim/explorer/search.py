@@ -158,9 +158,7 @@ def retell(scenario: Scenario, steps: str, *, mend: Callable[[Request[Any]], Req
 
 @contextlib.contextmanager
 def _still() -> Iterator[None]:
-    """Freeze the wall clock, which is written into records, and the process id, so that a handler does not see the
-    fork.
-    """
+    """Freeze the wall clock, which is written into records, and the process id, so that a handler sees no fork."""
     pid = os.getpid()
     with patch("time.time", lambda: 0.0), patch("os.getpid", lambda: pid):
         yield

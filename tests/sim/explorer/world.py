@@ -471,9 +471,7 @@ class World:
         return steps
 
     def _has_seen_enough(self) -> bool:
-        """Return True if a later round than the explored ones has completed, and no message from
-        before is under way.
-        """
+        """Return True if a later round than the explored ones has completed, and no older message is under way."""
         last = self.checker.last
         return (
             last is not None and last.round.number >= ROUNDS and not any(one.cut or one.stale for one in self.members)
