@@ -81,9 +81,7 @@ async def test_releasing_from_an_unreachable_store_takes_a_short_time_however_ma
 
 
 class Moody(interface.Store):
-    """A store of another package that grants leases and refuses the requests that a test chooses. It reports no
-    connections.
-    """
+    """Another package's store that grants leases and refuses requests as a test chooses. It reports no connections."""
 
     def __init__(self) -> None:
         self.refusals: list[Exception] = []

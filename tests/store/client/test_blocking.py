@@ -1,6 +1,4 @@
-"""The blocking client: channels, threads, interruptions, and the errors that callers get; and the server in a
-thread.
-"""
+"""The blocking client: channels, threads, interruptions, and callers' errors; and the server in a thread."""
 
 import asyncio
 import contextlib
@@ -221,9 +219,7 @@ def outcome_within(seconds: float, call: Callable[[], Any]) -> BaseException | N
 
 
 def test_a_tls_port_that_never_finishes_its_handshake_gets_one_connection_within_the_callers_time() -> None:
-    """Regression: it got 1,937 connections in 14 s, with a timeout of 2: an attempt without any time left ended at
-    once.
-    """
+    """Regression: it got 1,937 connections in 14 s, with a timeout of 2: an attempt without time left ended at once."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"tcps://127.0.0.1:{listener.getsockname()[1]}"
         error = outcome_within(20.0, lambda: sync.connect(url, timeout=0.3).__enter__())
@@ -579,9 +575,7 @@ def test_a_wait_that_begins_after_waits_were_ended_does_not_begin() -> None:
 
 
 def test_data_after_an_interruption_is_decrypted_as_before() -> None:
-    """If a wait was interrupted just as its answer arrived, encrypted bytes were read as protocol, and the client
-    failed.
-    """
+    """If a wait was interrupted just as its answer arrived, encrypted bytes were read as protocol, and it failed."""
     require("trustme")
     import trustme
 
@@ -704,9 +698,7 @@ async def silent_connection(
 async def test_a_silent_connection_is_left_for_a_fresh_one_on_which_the_server_speaks(
     cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: the client waited for ten seconds, or used the first new connection that was accepted. The request is
-    applied once.
-    """
+    """Regression: the client waited for ten seconds, or used the first new connection. It is applied once."""
     async with silent_connection(monkeypatch) as (server, proxy, client):
         assert await asyncio.to_thread(client.add, "count", 1) == 1
         proxy.swallow()

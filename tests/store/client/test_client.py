@@ -451,9 +451,7 @@ async def test_a_client_whose_loop_ends_does_not_delay_the_end() -> None:
 
 
 def test_a_request_while_the_connection_ends_is_sent_on_the_next_one_without_a_log_line() -> None:
-    """uvloop raises at a write to a closing connection, which asyncio ignores. Each such write was logged as a
-    defect.
-    """
+    """uvloop raises at a write to a closing connection, which asyncio ignores. Each such was logged as a defect."""
     defects: list[str] = []
 
     async def main() -> None:

@@ -170,9 +170,7 @@ def test_an_exception_of_a_signal_handler_reaches_the_caller_from_any_place(
 @tears
 @pytest.mark.parametrize("kind", [TimeoutError, KeyboardInterrupt])
 def test_a_handler_that_raises_at_any_moment_costs_a_watch_no_event(kind: type[BaseException], server: Server) -> None:
-    """Of 13,232 events 635 were missed: bytes that had been read were not decoded, or events not given to the
-    reader.
-    """
+    """Of 13,232 events 635 were missed: bytes that were read were not decoded, or events not given to the reader."""
     rng, ended, written = random.Random(1), threading.Event(), list[str]()
 
     def write() -> None:

@@ -1,6 +1,4 @@
-"""An error names the disk, the mount or the limit that caused it; only a store whose contents are wrong is called
-damaged.
-"""
+"""An error names the disk, the mount or the limit at fault; only a store with wrong contents is called damaged."""
 
 import contextlib
 import errno

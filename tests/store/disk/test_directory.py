@@ -1,6 +1,4 @@
-"""The data directory: readable by its owner only, locked by one server, and with a mark of the last durable
-revision.
-"""
+"""The data directory: readable by its owner, locked by one server, and with a mark of the last durable revision."""
 
 import os
 import stat

@@ -1,6 +1,4 @@
-"""The store as one state machine: it agrees with a plain dictionary that counts revisions, and notifies the right
-peers.
-"""
+"""The store as one state machine: it agrees with a plain dictionary with revisions, and notifies the right peers."""
 
 from dataclasses import replace
 from typing import Any

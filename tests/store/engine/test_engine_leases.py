@@ -48,9 +48,7 @@ def test_the_lease_of_a_put_with_ttl_ends_with_its_key(request_: Request[Any]) -
 
 
 def test_a_key_put_with_ttl_may_keep_its_own_lease_but_lends_it_to_no_other() -> None:
-    """Regression: they could share it. A transaction that deleted one key and put the other failed half done, and the
-    server with it.
-    """
+    """Regression: they shared it. A transaction that deleted one and put one failed half done, with the server."""
     desk = Desk()
     desk.ask(Put("a", b"", ttl=1.0))
     lease = desk.ask(Get("a")).entry.lease
@@ -158,9 +156,7 @@ def test_a_key_on_a_lease_never_goes_before_its_ttl(ttl: float, steps: list[tupl
 
 
 def test_a_lease_whose_keeper_was_not_heard_out_is_looked_at_again() -> None:
-    """Pending keep-alives are read before any lease expires, also those of peers that wait for a turn or for
-    the disk.
-    """
+    """Keep-alives are read before any lease expires, also from peers that wait for a turn or for the disk."""
     desk = Desk()
     lease = leased(desk, 0.2, peer=1)
     leased(desk, 0.2, peer=2)

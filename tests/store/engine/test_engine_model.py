@@ -507,9 +507,7 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
     request_ids = {1: 0}
 
     def record() -> None:
-        """Record the facts, as the server does after each step, unless the disk is full: then no reply is kept,
-        either.
-        """
+        """Record the facts, as a server does after a step, unless the disk is full: then no reply is kept, either."""
         if desk.engine.read_only is None:
             disk.write(desk.engine.take_changeset())
 
@@ -641,9 +639,7 @@ def test_adding_to_a_key_whose_lease_is_ending_counts_once_and_goes_with_it(requ
 
 
 def test_a_lease_that_was_ending_when_its_server_died_goes_on_ending() -> None:
-    """Its holder had been notified that it had expired, and half of its keys were gone: it must not be renewed
-    again.
-    """
+    """Its holder had been notified that it had expired, half of its keys were gone: it must not be renewed again."""
     limits = limits_with(writes_max=10)
     desk, disk = Desk(Engine(store_id="store-1", limits=limits, durable=True)), Disk()
     lease = desk.ask(Grant(ttl=60.0)).lease

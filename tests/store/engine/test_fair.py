@@ -101,9 +101,7 @@ def test_a_watch_that_opens_with_a_large_snapshot_has_no_gap_and_tells_nothing_t
 
 
 def test_a_watch_that_resumes_up_to_date_looks_at_no_history() -> None:
-    """Regression: it took 1.7 ms each at 318,000 revisions: 4,096 nodes that reconnected kept the store busy for
-    seconds.
-    """
+    """Regression: it took 1.7 ms each at 318,000 revisions: 4,096 nodes that came back kept it busy for seconds."""
     desk = Desk()
     for number in range(K):
         desk.ask(Put("k", b"%d" % number), peer=2)
@@ -385,9 +383,7 @@ def many_sessions() -> tuple[Desk, Any]:
 @pytest.mark.in_ci
 @pytest.mark.parametrize("scene", [many_leases, many_watches, many_waits, one_for_many, many_sessions, unread_listing])
 def test_the_end_of_many_things_at_once_is_done_in_steps(scene: Callable[[], tuple[Desk, Any]]) -> None:
-    """The death of a process with 199,000 leases delayed all other clients by half a second; the other cases by 150 to
-    250 ms.
-    """
+    """The death of a process with 199,000 leases delayed all clients by half a second, others by 150 to 250 ms."""
     desk, end = scene()
     longest = 0.0
 

@@ -52,9 +52,7 @@ def test_the_next_due_time_is_known_or_there_is_none() -> None:
 
 
 def test_leases_that_are_renewed_in_time_are_never_looked_at_as_due() -> None:
-    """Regression: each renewal left an entry with its own due time: with ten thousand members the server checked every
-    millisecond.
-    """
+    """Regression: each renewal left an entry with its own due time: of 10,000 members one was checked every ms."""
     leases = at()
     members = []
     now = 0.0
@@ -98,9 +96,7 @@ def test_restored_leases_have_their_full_ttl_and_no_keeper_until_one_renews_them
 
 
 def test_waiting_for_the_next_due_time_always_gets_there() -> None:
-    """Sums of floats differ by less than a clock can show: at the time 1000 s, a wait of 1e-16 s does not
-    advance it.
-    """
+    """Sums of floats differ by less than a clock shows: at the time 1000 s, a wait of 1e-16 s does not advance it."""
     now = 1000.0
     leases = at(now)
     grant(leases, 1.0, peer=7)

@@ -48,9 +48,7 @@ def test_sessions_expire_in_the_order_in_which_they_were_left() -> None:
 
 
 def test_a_farewell_on_an_older_connection_does_not_end_the_session_of_the_newer() -> None:
-    """Regression: it ended it, and left an abandoned session that did not exist. The server's timer failed at it, and
-    stopped.
-    """
+    """Regression: it ended it, and left an abandoned one that did not exist: the server's timer failed."""
     sessions = some(ttl=100.0)
     session = opened(sessions, A, peer=1)
     opened(sessions, A, peer=2)

@@ -1,6 +1,4 @@
-"""A listing that is read in parts shows the store as it was at the request, also if writes come meanwhile. Its memory
-is counted.
-"""
+"""A listing read in parts shows the store as at the request, whatever is written meanwhile. Its memory is counted."""
 
 from typing import Any
 
@@ -143,9 +141,7 @@ def test_a_write_beside_an_unread_listing_copies_only_the_changed_keys() -> None
 
 
 def test_the_names_that_an_unread_answer_is_about_are_counted() -> None:
-    """Regression: they counted nowhere: 30 MB for each client that asked for many long keys and did not read the
-    answer.
-    """
+    """Regression: they counted nowhere: 30 MB for each client that asked for many long keys and read no answer."""
     desk = Desk()
     keys = tuple(f"{number:04}".ljust(2000, "k") for number in range(3000))
     for key in keys:

@@ -1,6 +1,4 @@
-"""Behaviour of etcd alone: lost answers, compaction, several members, identity, users, certificates, and a full
-disk.
-"""
+"""Behaviour of etcd only: lost answers, compaction, several members, identity, users, certificates, a full disk."""
 
 from __future__ import annotations
 
@@ -287,9 +285,7 @@ async def test_s2_a_write_on_a_lost_lease_is_refused_or_its_outcome_is_unknown(
 
 
 async def test_s5_a_lease_that_a_refused_attempt_has_granted_begins_anew_with_the_next(client: Client, at: str) -> None:
-    """Regression: it was taken for as fresh as the attempt that used it, and could expire long before it was
-    renewed.
-    """
+    """Regression: it was taken for as fresh as the attempt that used it, and could expire long before a renewal."""
     asked, own = Losses(client).asked, chosen()
     for condition, succeeds in ((when.exists(at + "no"), False), (when.missing(at + "no"), True)):
         put = store.Put(at + "a", b"", lease=own)
@@ -568,9 +564,7 @@ async def test_s8_certificates_users_and_passwords(tmp_path: Path) -> None:
 async def test_s8_a_running_client_logs_in_again_when_users_or_authentication_change(
     tokens: str, tmp_path: Path
 ) -> None:
-    """A running client hung until its token had expired, and then failed for good, or with an error that it had no
-    user.
-    """
+    """A running client hung until its token expired, then failed for good, or with an error that it had no user."""
     issued = trustme.CA().issue_cert("localhost")
     issued.private_key_pem.write_to_path(tmp_path / "key")
     issued.cert_chain_pems[0].write_to_path(tmp_path / "cert")

@@ -1,6 +1,4 @@
-"""Garbage collections stay short however much a server keeps; the objects that they skip are collected in an idle
-moment.
-"""
+"""Garbage collections stay short however much a server keeps; what they skip is collected in an idle moment."""
 
 import gc
 import weakref

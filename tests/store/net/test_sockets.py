@@ -327,9 +327,7 @@ async def test_a_forked_child_may_leave_the_blocks_of_its_parent(loop: str) -> N
 
 
 async def test_a_connection_that_is_given_up_at_any_moment_leaves_no_socket_behind() -> None:
-    """If asyncio's race between addresses was cancelled at the moment of its success, it leaked the socket that had
-    won.
-    """
+    """If asyncio's race between addresses was cancelled at the moment of its success, it leaked the winning socket."""
     async with store.serve() as server:
         dialling = TcpDialer(Address(host="127.0.0.1", port=server.port), None)
         with warnings.catch_warnings(record=True) as caught:

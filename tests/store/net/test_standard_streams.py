@@ -27,9 +27,7 @@ def without(closed: tuple[int, ...], *arguments: str) -> contextlib.AbstractAsyn
 @pytest.mark.some_of(2)
 @pytest.mark.parametrize("closed", SETS)
 async def test_a_server_without_standard_streams_outlives_its_clients(closed: tuple[int, ...]) -> None:
-    """If standard error was closed, the first client to leave ended the process: libuv never closes a socket of number
-    2.
-    """
+    """If standard error was closed, the first client to leave ended the process: libuv never closes socket 2."""
     port = free_port()
     async with without(closed, "-m", "rdzv", "serve", "--port", str(port)) as child:
         for _ in range(3):

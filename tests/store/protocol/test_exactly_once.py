@@ -73,9 +73,7 @@ STEPS = st.lists(
 def test_nothing_is_applied_twice_and_uncertain_outcomes_are_reported(
     steps: list[tuple[str, int]], token: bytes | None
 ) -> None:
-    """If it cannot be known whether a request was applied, the caller gets `ConnectionLost` with
-    `maybe_applied=True`.
-    """
+    """If it cannot be known if a request was applied, the caller gets `ConnectionLost` with `maybe_applied=True`."""
     world = World(token)
     for what, detail in steps:
         world.step(what, detail)
@@ -122,9 +120,7 @@ def test_a_forgotten_session_is_known_as_such_even_if_its_first_welcome_was_lost
 
 
 def test_a_reply_that_was_given_up_on_and_forgotten_is_no_guess() -> None:
-    """If it cannot be known whether a request was applied, the caller gets `ConnectionLost` with
-    `maybe_applied=True`.
-    """
+    """If it cannot be known if a request was applied, the caller gets `ConnectionLost` with `maybe_applied=True`."""
     town, post = Town(), Post()
     link = post.meet(town)
     item = post.ask(Append("log", b"x"))

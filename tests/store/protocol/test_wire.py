@@ -438,9 +438,7 @@ def test_conditions_that_python_takes_for_equal_are_not() -> None:
 
 
 def test_a_garbage_collection_in_the_middle_of_a_frame_leaves_it_whole() -> None:
-    """The garbage collector may run while a record is packed; destructors may pack records, or let another thread do
-    so.
-    """
+    """A garbage collector may run while a record is packed; destructors may pack records, or let a thread do so."""
 
     class Garbage:
         def __init__(self) -> None:
@@ -462,9 +460,7 @@ def test_a_garbage_collection_in_the_middle_of_a_frame_leaves_it_whole() -> None
 
 
 def test_a_large_message_leaves_nothing_behind() -> None:
-    """A client that had once put 32 MiB kept 64 MiB for good: a packer keeps memory for the largest record that it has
-    packed.
-    """
+    """A client that had once put 32 MiB kept 64 MiB for good: a packer keeps memory for its largest record."""
     wire.encode_bye("a packer is there")
     tracemalloc.start()
     try:

@@ -37,9 +37,7 @@ RECIPES: dict[str, Callable[..., Any]] = {
 async def test_a_timeout_bounds_the_whole_call_and_says_whether_it_was_taken(
     recipe: Callable[..., Any], timeout: float, silent_after: float | None
 ) -> None:
-    """Regression: it did not bound the grant and the release of the lease: 30 s instead of 1. With 0 the lock was never
-    acquired.
-    """
+    """Regression: the lease's grant and release were not bounded: 30 s instead of 1. With 0 none was acquired."""
     network = MemoryNetwork(latency=0.05)
     async with (
         serve_in_memory(network) as server,

@@ -75,9 +75,7 @@ def written_by_step(server: Server) -> list[int]:
 async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For 60 members that waited for 30 MB: all were delayed by 6 s, memory grew to 1,950 MiB, and some were
-    disconnected.
-    """
+    """For 60 members that waited for 30 MB: all were delayed by 6 s, memory grew to 1,950 MiB, some disconnected."""
     network = MemoryNetwork(socket_buffer_bytes=4 * MIB)
     encoded: list[Any] = []
     encode = wire.encode_in_chunks

@@ -1,6 +1,4 @@
-"""Waits for the disk: no new change is announced before it is durable (S3). The journal writes when the test
-says so.
-"""
+"""Waits for a disk: no new change is announced before it is durable (S3). The journal writes when a test says so."""
 
 import asyncio
 import contextlib
@@ -110,9 +108,7 @@ async def test_a_session_that_makes_way_is_forgotten_on_disk_before_the_newcomer
 async def test_a_reply_that_waits_for_less_lets_no_earlier_one_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A put was acknowledged too early if its client next read a key that another client had written just before the
-    put.
-    """
+    """A put was acknowledged too early if its client next read a key that another client had just written."""
     async with held_back(tmp_path, monkeypatch) as (server, journal):
         first, second = await a_peer(server, journal), await a_peer(server, journal)
         (written,) = first.ask(Put("a", b""))
@@ -288,9 +284,7 @@ def test_the_time_that_groups_take_tells_how_large_the_next_ones_are(tmp_path: P
 async def test_a_lease_of_a_chosen_id_that_ends_and_comes_again_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within one commit the lease was lost on the disk, its keys were not, and no server could start on that
-    any more.
-    """
+    """Within one commit the lease was lost on the disk, its keys were not, and no server could start on that."""
     lease = CHOSEN_LEASE_LEAST + 7
     again = Transact(when=(), then=(Put("k", b"", lease=lease),), grants=(Grant(ttl=60.0, id=lease),))
     async with held_back(tmp_path, monkeypatch) as (server, journal):
@@ -400,9 +394,7 @@ async def test_a_server_whose_disk_syncs_again_continues_without_the_changes_in_
 
 
 class Unsynced(Journal):
-    """A journal whose commits can fail at their last step. After a real failure of that kind a process cannot
-    continue.
-    """
+    """A journal whose commits can fail at their last step. After a real failure of that kind a process cannot go on."""
 
     fails = False
 

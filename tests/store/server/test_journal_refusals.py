@@ -1,6 +1,4 @@
-"""The journal refuses a directory that is another server's, of another format or damaged, names the reason, and does
-not change it.
-"""
+"""The journal refuses a directory of another server, in another format or damaged, says why, and changes nothing."""
 
 import contextlib
 import itertools

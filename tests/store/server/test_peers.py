@@ -1,6 +1,4 @@
-"""If all connections together hold too much, the one that holds most is closed, and not the one that gets an
-event now.
-"""
+"""If all connections together hold too much, the one that holds most is closed, not the one that gets an event now."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -45,9 +45,7 @@ async def test_waiting_requests_are_not_overwritten_by_other_peers_bytes() -> No
 
 @pytest.mark.virtual_time
 async def test_thousands_of_small_requests_hold_their_own_bytes_and_not_a_buffer_each() -> None:
-    """Of 10,000 nodes that connected at once, each counted with the 256 KiB of the shared buffer, and was
-    disconnected.
-    """
+    """Of 10,000 nodes that connected at once, each counted with the shared buffer's 256 KiB, and was disconnected."""
     network = MemoryNetwork()
     async with serve_in_memory(network) as server:
         peers = [await introduce(network) for _ in range(16)]

@@ -67,9 +67,7 @@ def test_it_is_known_whether_all_earlier_peers_have_had_a_turn() -> None:
 
 
 class Stopwatch:
-    """A stopwatch that advances by a millisecond with every reading, so that a turn is a few requests on any
-    machine.
-    """
+    """It advances by a millisecond with every reading, so that a turn is a few requests on any machine."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -146,9 +144,7 @@ async def test_many_heaps_together_delay_others_no_longer_than_one() -> None:
 
 @pytest.mark.virtual_time
 async def test_many_waits_that_one_change_ends_are_answered_in_turns_and_as_if_at_once() -> None:
-    """Twenty thousand waits that one put ended delayed all clients by 84 ms: they were checked and answered in one
-    step.
-    """
+    """20,000 waits that one put ended delayed all clients by 84 ms: they were checked and answered in one step."""
     network = MemoryNetwork()
     engine = Engine(store_id="it")
     timed = serve_counted(network, engine)
@@ -207,9 +203,7 @@ async def test_events_of_one_change_for_thousands_of_watches_are_sent_in_slices_
 
 @pytest.mark.virtual_time
 async def test_a_peer_with_thousands_of_watches_is_notified_in_slices_and_in_order() -> None:
-    """All the watches of 64 peers were notified in one step: 262,144 events. So were all watches of a peer at its
-    request.
-    """
+    """All the watches of 64 peers were notified in one step: 262,144 events. So were a peer's at its request."""
     network = MemoryNetwork()
     timed = serve_counted(network, Engine(store_id="it"))
     watching = [await introduce(network, source=f"watching {number}") for number in range(3)]

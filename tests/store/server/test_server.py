@@ -100,9 +100,7 @@ class Deaf(Peer):
 
 
 async def test_endless_requests_without_a_renewal_do_not_keep_a_lease() -> None:
-    """Regression: a client kept a lease of one second for as long as it sent: some of its bytes were always unread
-    (S5).
-    """
+    """Regression: a client kept a lease of one second while it sent: some of its bytes were always unread (S5)."""
     async with store.serve() as server, store.connect(server.url) as client:
         peer = (await asyncio.get_running_loop().create_connection(Deaf, "127.0.0.1", server.port))[1]
         await peer.until(lambda: peer.connection.welcomed)

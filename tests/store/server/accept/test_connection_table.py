@@ -1,6 +1,4 @@
-"""All connections: which unauthenticated ones may stay, for how long, and which are closed for others; with one
-timer.
-"""
+"""All connections: which unauthenticated may stay, for how long, which are closed for others; with one timer."""
 
 import asyncio
 import weakref

@@ -1,6 +1,4 @@
-"""Addresses that expose a server, and the authentication that they require: `tests/guarantees/test_s8_*` test
-servers.
-"""
+"""Addresses that expose servers, and the authentication they require: `tests/guarantees/test_s8_*` test servers."""
 
 import contextlib
 import ssl
