@@ -406,9 +406,7 @@ def test_a_room_uses_no_private_names_of_another() -> None:
 
 
 def foreign_privates(tree: ast.Module) -> list[str]:
-    """Return private names that are imported, or read from an object other than `self`, and not
-    defined in this module.
-    """
+    """Return private names that are imported, or read from another object than `self`, not defined in this module."""
     own, modules = defined_in(tree), imported_modules(tree)
     found: list[str] = []
     for node in ast.walk(tree):
@@ -447,9 +445,7 @@ def defined_in(tree: ast.Module) -> set[str]:
 
 
 def imported_modules(tree: ast.Module) -> set[str]:
-    """Return the names of imported modules that are not ours. Their private names are allowed: `os._exit` is
-    documented.
-    """
+    """Return the names of imported modules that are not ours. Their privates are allowed: `os._exit` is documented."""
     return {
         alias.asname or alias.name
         for node in ast.walk(tree)
@@ -573,9 +569,7 @@ def _makes_untyped(node: ast.AST, declared: set[str]) -> TypeGuard[ast.Assign]:
 
 @pytest.mark.in_ci
 def test_the_types_of_public_names_are_written_down() -> None:
-    """Written as `self.rounds: int = 0`, `log: logging.Logger = ...`. `.ci/verify_types` checks the
-    same, in a minute.
-    """
+    """Written as `self.rounds: int = 0`, `log: logging.Logger = ...`. `.ci/verify_types` checks the same, slowly."""
     found = [
         f"{path.relative_to(ROOT)}:{statement.lineno}: {ast.unparse(statement)}"
         for room, path in FILES.items()

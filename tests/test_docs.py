@@ -179,9 +179,7 @@ def test_the_messages_in_troubleshooting_are_in_the_code() -> None:
 
 
 def commands_of_rdzv() -> Iterator[str]:
-    """Yield commands on lines of their own, and those inside another command: `srun ... rdzv run slurm`, `"$(rdzv
-    token)"`.
-    """
+    """Yield commands on their own lines, and those inside others: `srun ... rdzv run slurm`, `"$(rdzv token)"`."""
     for line in lines_of_shell():
         inner = re.findall(r"\$\((rdzv [^)]*)\)|\(.*?; (rdzv [^)]*)\)", line)
         yield from (first or second for first, second in inner)
@@ -321,9 +319,7 @@ async def test_the_async_sample_is_told_of_a_killed_node() -> None:
 
 
 def test_the_readme_on_an_index_has_no_broken_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative links would lead nowhere. They become text there, or absolute links if pyproject.toml
-    names the source.
-    """
+    """Relative links would lead nowhere. They become text there, or absolute if pyproject.toml names the source."""
     interface = ModuleType("interface")
     interface.MetadataHookInterface = object  # type: ignore[attr-defined]  # hatchling exists only during a build
     monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", interface)

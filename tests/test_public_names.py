@@ -1,6 +1,4 @@
-"""Every public name has a page with the members that callers need, and no public signature names an
-unimportable type.
-"""
+"""Every public name has a page with the members that callers need, no public signature names an unimportable type."""
 
 import ast
 import importlib

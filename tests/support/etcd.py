@@ -156,9 +156,7 @@ class Etcd:
                 time.sleep(0.05)  # nothing announces that it is ready
 
     def wait_until_ready_to_listen(self) -> None:
-        """Wait until the first member answers any request. A member with users does not show its health without a
-        login.
-        """
+        """Wait until the first member answers a request. A member with users shows no health without a login."""
         deadline = time.monotonic() + READY_WITHIN
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):

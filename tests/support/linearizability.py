@@ -337,9 +337,7 @@ class RegisterModel:
 
 
 def apply(state: bytes | None, input: RegisterInput) -> tuple[bytes | None, Any] | None:
-    """Return the state that one operation leaves, and its answer; None for an error (adding to a value that is no
-    number).
-    """
+    """Return the state that one operation leaves, and its answer; None for an error (adding to no number)."""
     match input:
         case Get():
             return state, state
