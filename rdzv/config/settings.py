@@ -215,12 +215,12 @@ class Settings:
 
     @property
     def needed(self) -> int:
-        """The fewest nodes of a round, rounded up to whole units; raises an error for an observer."""
+        """The fewest nodes of a round, as a multiple of `node_unit`; raises an error for an observer."""
         return min_in_whole_units(self._require_nodes(self.min_nodes), self.node_unit)
 
     @property
     def capacity(self) -> int:
-        """The most nodes of a round, rounded down to whole units; raises an error for an observer."""
+        """The most nodes of a round, as a multiple of `node_unit`; raises an error for an observer."""
         return max_in_whole_units(self._require_nodes(self.max_nodes), self.node_unit)
 
     def _require_nodes(self, nodes: int | None) -> int:

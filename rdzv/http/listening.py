@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-VISITOR_BYTES: Final = 16 * 1024  # the memory that a connection counts for
+VISITOR_BYTES: Final = 16 * 1024  # the bytes of memory that a connection counts for
 ASKS_WITHIN: Final = 10.0  # seconds until a new connection's first request is complete
 ASKS_AGAIN_WITHIN: Final = 75.0  # seconds between two requests, as in aiohttp
 WRONG_GUESS_COSTS: Final = 0.5  # seconds before the answer to a wrong token

@@ -107,7 +107,7 @@ class RunReader:
             return cast("T", told)
 
     def seconds_until_due(self, run_id: str) -> float:
-        """Return the seconds until unread changes of a run, or of the list of runs, may be read; else infinity."""
+        """Return the seconds until unread changes of a run, or of the runs' list, may be read; infinity if none."""
         unread = [what for what in ("", f"{run_id}/") if what in self.followed.changed and what in self._answers]
         return min((self._answers[one][0] for one in unread), default=math.inf) - self._client.time()
 

@@ -122,7 +122,7 @@ class RoundMonitor:
         """Record the first ending, or a later one that replaces an agreement to leave. Thread-safe."""
         if self._record_ending(ending):
             self.on_end(ending)
-            if self.phase is not WorkPhase.AT_WORK:  # after the work, the node's thread calls `end`
+            if self.phase is not WorkPhase.AT_WORK:  # after the work, `end` runs in the node's thread
                 self._cancel_wait()
 
     def _record_ending(self, ending: Ending) -> bool:
@@ -295,7 +295,7 @@ class RoundMonitor:
     async def is_in_round(self) -> bool:
         """Ask the store whether this member is still in the round."""
         try:
-            with contextlib.suppress(StoreError):  # a lost store also fails this member's next request
+            with contextlib.suppress(StoreError):  # if the store is lost, this member's next request fails, too
                 await (await self._open_shared_store()).check([DONE])
         except RoundSupersededError:
             return False
@@ -312,7 +312,7 @@ class RoundMonitor:
         return False
 
     async def wait_for_end(self) -> None:
-        """Wait until a member ends the round. If its work failed, end this member's, too: a collective might hang."""
+        """Wait until a member ends the round. If its work failed, record this ending, as a collective might hang."""
         try:
             listening = (await self._open_shared_store()).without_wait_reports()
         except RendezvousError:

@@ -56,7 +56,7 @@ def rounds(
     Args:
         url: As for `rdzv.connect`.
         on_waiting: When nodes wait to join, a body that never calls `check` is cancelled at once (`now`), or left
-            alone until the round ends otherwise (`wait`). A body that calls `check` leaves at its next call.
+            alone until the round ends otherwise (`wait`). A body that calls `check` leaves at its next `check`.
         progress: Returns the last step that this node has finished, -1 for none; needed if the steps given to `check`
             do not tell. `progress` is called before the first round, and after each.
         no_progress: The run is given up everywhere after this many rounds in a row that ended by a failure or a loss

@@ -39,7 +39,7 @@ R = TypeVar("R", bound=Response)
 
 VALUES: Final = "k/"
 QUEUES: Final = "q/"  # the prefix of the queues' keys; users do not see it
-ANSWER_TIMEOUT: Final = 1.0  # seconds: the least limit of a request that does not wait; users' timeouts limit waits
+ANSWER_TIMEOUT: Final = 1.0  # seconds; the shortest limit of a request that does not wait. Users' timeouts limit waits
 NAMED_MAX: Final = 8  # members, or keys, that an error lists
 
 
@@ -53,7 +53,7 @@ class MembershipQueries:
 
     superseded: Callable[[], str | None] = lambda: None  # returns why this node is no longer a member
     lost: Callable[[], tuple[str, ...]] | None = None  # returns the dead members; None: waits continue after a loss
-    # Returns a context for a request that waits for members, given a function that returns the awaited keys in words.
+    # Returns a context for a wait for members, given a function that returns the awaited keys in words.
     waiting: Callable[[Callable[[], str]], AbstractContextManager[object]] = nullcontext
     interrupted: Callable[[], object] = lambda: None  # called when a call ends as members are lost or the round is over
     roster: MemberNames | None = None

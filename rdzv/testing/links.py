@@ -217,7 +217,7 @@ class MemoryTransport(asyncio.Transport):
         return not self.is_lost and (self._writing_paused or self._closing)
 
     def on_delivered(self) -> None:
-        """React to the delivery of bytes that were written to this end."""
+        """React to the delivery of bytes that this end has sent."""
         self._apply_flow_control()
         if self._closing:
             self._close_if_flushed()
