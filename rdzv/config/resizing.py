@@ -48,6 +48,6 @@ def size_limits_of(agreed: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def describe_size(min_nodes: int, max_nodes: int) -> str:
-    """Return "2 to 4 nodes"."""
+    """Return numbers of nodes in words: "2 to 4 nodes"."""
     count = f"{min_nodes}" if min_nodes == max_nodes else f"{min_nodes} to {max_nodes}"
     return f"{count} node{'' if max_nodes == 1 else 's'}"

@@ -36,7 +36,7 @@ ASKS_WITHIN: Final = 10.0  # seconds until a new connection's first request is c
 ASKS_AGAIN_WITHIN: Final = 75.0  # seconds between two requests, as in aiohttp
 WRONG_GUESS_COSTS: Final = 0.5  # seconds before the answer to a wrong token
 BODY_BYTES_MOST: Final = 1024  # limit of a request's body, as no request needs one
-VISITORS_MOST: Final = 256  # the most connections to a process that serves no store
+VISITORS_MOST: Final = 256  # the most HTTP connections to a process that serves no store
 
 
 def make_connection_table() -> ConnectionTable:

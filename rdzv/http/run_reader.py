@@ -71,7 +71,7 @@ class _EndedRun:
 
 
 class RunReader:
-    """A store's runs whose keys begin with a prefix."""
+    """Reads a store's runs whose keys begin with `prefix`."""
 
     def __init__(self, client: Client, *, prefix: str) -> None:
         self._client = client

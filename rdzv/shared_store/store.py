@@ -146,7 +146,7 @@ class LazyClient:
 
     def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[Store]]) -> None:
         self._open = open_client
-        self._opened: AsyncExitStack | None = None  # closes the client
+        self._opened: AsyncExitStack | None = None  # holds the client's open context
         self._client: Store | None = None
         self._of_another_store = False
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -164,7 +164,7 @@ class Host(asyncio.BaseEventLoop):
         self.name = name
         self.rate = rate
         self._epoch = START - START * rate  # all clocks begin at `START`
-        self._late: list[asyncio.Handle] = []  # timers that fired while it was stopped
+        self._late: list[asyncio.Handle] = []  # timers that fired while this process was stopped
         self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = (
             None  # the dead process's timers, while its coroutines are closed
         )
