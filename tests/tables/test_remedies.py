@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import rdzv.sync
 import store.sync
 from rdzv.cli.main import main
+from store import StoreUsageError
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class Remedy:
     error: type[Exception]
     advice: str
     then: Callable[[Any], object]
+
+
+def with_flag(call: Callable[..., object], flag: str, error: type[Exception], advice: str) -> Remedy:
+    """Return the remedy of a call that is wrong if this flag is False, and right if it is True."""
+    return Remedy(partial(call, **{flag: False}), error, advice, partial(call, **{flag: True}))
 
 
 def locked(client: store.sync.Client, name: str) -> int:
@@ -47,30 +54,28 @@ OF_A_STORE = {
         "store a reference to it instead",
         lambda it: it.put("k", b"file:///there"),
     ),
-    "one key": Remedy(
-        lambda it: it.get_many("k"), store.StoreUsageError, r"write \['k'\]", lambda it: it.get_many(["k"])
-    ),
+    "one key": Remedy(lambda it: it.get_many("k"), StoreUsageError, r"write \['k'\]", lambda it: it.get_many(["k"])),
     "no expectation": Remedy(
         lambda it: it.compare_and_set("k", b""),
-        store.StoreUsageError,
+        StoreUsageError,
         "exactly one of expected_revision and expected_value",
         lambda it: it.compare_and_set("k", b"", expected_revision=0),
     ),
     "no number": Remedy(
         lambda it: (it.put("k", b"x"), it.add("k", 1)),
-        store.StoreUsageError,
+        StoreUsageError,
         "no decimal number to add to",
         lambda it: (it.put("k", b"7"), it.add("k", 1)),
     ),
     "no time": Remedy(
         lambda it: it.ping(timeout=float("nan")),
-        store.StoreUsageError,
+        StoreUsageError,
         "give seconds, or None",
         lambda it: (it.ping(timeout=5), it.ping(timeout=None)),
     ),
     "a lease of one key": Remedy(
         lambda it: (it.put("k", b"", ttl=9), it.put("j", b"", lease=it.get("k").lease)),
-        store.StoreUsageError,
+        StoreUsageError,
         "grant one to put 'j' on",
         lambda it: it.put("j", b"", lease=it.grant(9)),
     ),
@@ -80,12 +85,12 @@ OF_A_STORE = {
         "use ==, exists or missing",
         lambda it: it.transact(when=[store.when.missing("k")], then=[]),
     ),
-    "no name": Remedy(lambda it: locked(it, ""), store.StoreUsageError, "give it one", lambda it: locked(it, "a")),
+    "no name": Remedy(lambda it: locked(it, ""), StoreUsageError, "give it one", lambda it: locked(it, "a")),
     "open to all": Remedy(
-        lambda _: served(), store.StoreUsageError, "give it a token", lambda _: served(token="0123456789abcdef" * 2)
+        lambda _: served(), StoreUsageError, "give it a token", lambda _: served(token="0123456789abcdef" * 2)
     ),
     "open to all, and meant so": Remedy(
-        lambda _: served(), store.StoreUsageError, "or say insecure", lambda _: served(insecure=True)
+        lambda _: served(), StoreUsageError, "or say insecure", lambda _: served(insecure=True)
     ),
 }
 
@@ -145,28 +150,22 @@ OF_A_SERVER = {
         lambda _: with_token(), store.AuthenticationError, "pass token=", lambda _: with_token(token=TOKEN)
     ),
     "an empty token": Remedy(
-        lambda _: started(token=""), store.StoreUsageError, "leave it out, or give one", lambda _: started(token=TOKEN)
+        lambda _: started(token=""), StoreUsageError, "leave it out, or give one", lambda _: started(token=TOKEN)
     ),
     "no directory": Remedy(
-        lambda _: started(data_dir=""),
-        store.StoreUsageError,
-        "name a directory",
-        lambda folder: started(data_dir=folder / "data"),
+        lambda _: started(data_dir=""), StoreUsageError, "name a directory", lambda at: started(data_dir=at / "data")
     ),
     "a directory in use": Remedy(
-        lambda folder: beside(folder, "data"),
-        store.StoreUsageError,
-        "use another directory",
-        lambda folder: beside(folder, "other"),
+        lambda at: beside(at, "data"), StoreUsageError, "use another directory", lambda at: beside(at, "other")
     ),
     "no port": Remedy(
-        lambda _: started(port=70_000), store.StoreUsageError, "a port from 0 to 65535", lambda _: started(port=0)
+        lambda _: started(port=70_000), StoreUsageError, "a port from 0 to 65535", lambda _: started(port=0)
     ),
     "bytes": Remedy(
-        lambda _: reached(str.encode), store.StoreUsageError, "must be a str; write tcp://", lambda _: reached(str)
+        lambda _: reached(str.encode), StoreUsageError, "must be a str; write tcp://", lambda _: reached(str)
     ),
     "a run": Remedy(
-        lambda _: reached("{}/job".format), store.StoreUsageError, "write tcp://HOST:PORT", lambda _: reached(str)
+        lambda _: reached("{}/job".format), StoreUsageError, "write tcp://HOST:PORT", lambda _: reached(str)
     ),
 }
 
@@ -190,10 +189,17 @@ def join(url: str, **more: Any) -> None:
         pass
 
 
-def with_shared(url: str, work: Callable[[Any], object]) -> None:
-    with joined(url) as info:
-        info.store.set("value", "1")
-        work(info.store)
+def of_shared_store(
+    wrong: Callable[[Any], object], error: type[Exception], advice: str, then: Callable[[Any], object]
+) -> Remedy:
+    """Return the remedy of a call to the shared store of a round, whose key `value` has the value 1."""
+
+    def carry_out(work: Callable[[Any], object], url: str) -> None:
+        with joined(url) as info:
+            info.store.set("value", "1")
+            work(info.store)
+
+    return Remedy(partial(carry_out, wrong), error, advice, partial(carry_out, then))
 
 
 def read_changes(url: str, *, entered: bool) -> None:
@@ -235,10 +241,10 @@ def banned(url: str, *, again: bool) -> None:
         join(url, node_id="a")
 
 
-async def looked_at(url: str, *, soon: bool) -> None:
+async def looked_at(url: str, *, entered: bool) -> None:
     made = rdzv.connect(url, is_host=False)
     try:
-        if soon:
+        if not entered:
             await made.status()
     finally:
         async with made as handler:
@@ -253,7 +259,7 @@ def entered_twice(url: str, *, again: bool) -> None:
         pass
 
 
-def went_round(url: str, *, enters: bool, leaves: bool = True) -> None:
+def went_round(url: str, *, enters: bool = True, leaves: bool = True) -> None:
     with contextlib.ExitStack() as later:
         for number, each in enumerate(rdzv.sync.rounds(url, min_nodes=1, is_host=False, last_call_timeout=0.1)):
             with contextlib.ExitStack() as stack:
@@ -267,30 +273,18 @@ def went_round(url: str, *, enters: bool, leaves: bool = True) -> None:
 
 
 OF_A_RUN = {
-    "not connected": Remedy(
-        lambda url: asyncio.run(looked_at(url, soon=True)),
+    "not connected": with_flag(
+        lambda url, entered: asyncio.run(looked_at(url, entered=entered)),
+        "entered",
         AttributeError,
         "write `async with rdzv.connect",
-        lambda url: asyncio.run(looked_at(url, soon=False)),
     ),
-    "entered twice": Remedy(
-        lambda url: entered_twice(url, again=False),
-        rdzv.RendezvousStateError,
-        "call it again for another node",
-        lambda url: entered_twice(url, again=True),
-    ),
-    "a round not entered": Remedy(
-        lambda url: went_round(url, enters=False),
-        rdzv.RendezvousStateError,
-        "enter each round",
-        lambda url: went_round(url, enters=True),
-    ),
-    "a round not left": Remedy(
-        lambda url: went_round(url, enters=True, leaves=False),
-        rdzv.RendezvousStateError,
-        "leave the block of",
-        lambda url: went_round(url, enters=True),
-    ),
+    "entered twice": with_flag(entered_twice, "again", rdzv.RendezvousStateError, "call it again for another node"),
+    "a round not entered": with_flag(went_round, "enters", rdzv.RendezvousStateError, "enter each round"),
+    "a round not left": with_flag(went_round, "leaves", rdzv.RendezvousStateError, "leave the block of"),
+    "changes": with_flag(read_changes, "entered", rdzv.RendezvousStateError, "are entered first"),
+    "closed": with_flag(closed, "again", rdzv.RendezvousStateError, "connect again"),
+    "banned": with_flag(banned, "again", rdzv.RendezvousRefusedError, "rdzv unban lets it in"),
     "no such order": Remedy(
         lambda url: join(url, rank_order="fastest"),
         rdzv.RendezvousSettingsError,
@@ -303,23 +297,17 @@ OF_A_RUN = {
         "write for example ttl=10",
         lambda url: join(f"{url}?ttl=10"),
     ),
-    "an empty queue": Remedy(
-        lambda url: with_shared(url, lambda it: it.queue_pop("queue", block=False)),
+    "an empty queue": of_shared_store(
+        lambda it: it.queue_pop("queue", block=False),
         rdzv.RendezvousError,
         "pass block=True to wait",
-        lambda url: with_shared(url, lambda it: (it.queue_push("queue", "1"), it.queue_pop("queue", block=True))),
+        lambda it: (it.queue_push("queue", "1"), it.queue_pop("queue", block=True)),
     ),
-    "one key": Remedy(
-        lambda url: with_shared(url, lambda it: it.multi_get("value")),
+    "one key": of_shared_store(
+        lambda it: it.multi_get("value"),
         TypeError,
         r"for a single one write keys=\[",
-        lambda url: with_shared(url, lambda it: it.multi_get(["value"])),
-    ),
-    "banned": Remedy(
-        lambda url: banned(url, again=False),
-        rdzv.RendezvousRefusedError,
-        "rdzv unban lets it in",
-        lambda url: banned(url, again=True),
+        lambda it: it.multi_get(["value"]),
     ),
     "other settings": Remedy(
         lambda url: beside_a(url, node_unit=2), rdzv.RendezvousSettingsError, "give all nodes the same", beside_a
@@ -339,29 +327,14 @@ OF_A_RUN = {
         "did you mean join_timeout",
         lambda url: join(f"{url}?join_timeout=3"),
     ),
-    "changes": Remedy(
-        lambda url: read_changes(url, entered=False),
-        rdzv.RendezvousStateError,
-        "are entered first",
-        lambda url: read_changes(url, entered=True),
-    ),
-    "closed": Remedy(
-        lambda url: closed(url, again=False),
-        rdzv.RendezvousStateError,
-        "connect again",
-        lambda url: closed(url, again=True),
-    ),
-    "keys and values": Remedy(
-        lambda url: with_shared(url, lambda it: it.multi_set(["a", "b"], ["1"])),
+    "keys and values": of_shared_store(
+        lambda it: it.multi_set(["a", "b"], ["1"]),
         ValueError,
         "give one value for each key",
-        lambda url: with_shared(url, lambda it: it.multi_set(["a", "b"], ["1", "2"])),
+        lambda it: it.multi_set(["a", "b"], ["1", "2"]),
     ),
-    "no queue": Remedy(
-        lambda url: with_shared(url, lambda it: it.queue_push("value", "1")),
-        ValueError,
-        "a key of its own",
-        lambda url: with_shared(url, lambda it: it.queue_push("queue", "1")),
+    "no queue": of_shared_store(
+        lambda it: it.queue_push("value", "1"), ValueError, "a key of its own", lambda it: it.queue_push("queue", "1")
     ),
 }
 
