@@ -22,7 +22,7 @@ class _LineWriter:
         self._changed = threading.Condition()
         self._waiting = bytearray()
         self._lost = 0
-        self._is_writing = False
+        self._is_writing = self._is_stuck = False
         self._thread: threading.Thread | None = None
         self._file = 2
 
@@ -46,13 +46,13 @@ class _LineWriter:
     def flush(self, within: float) -> None:
         until = time.monotonic() + within
         with self._changed:
-            while (self._waiting or self._is_writing) and (left := until - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while (self._waiting or self._is_writing) and not self._is_stuck:  # wait for a stuck reader only once
+                self._is_stuck = not self._changed.wait(max(until - time.monotonic(), 0.0))
 
     def _write_forever(self) -> None:
         while True:
             with self._changed:
-                self._is_writing = False
+                self._is_writing = self._is_stuck = False
                 self._changed.notify_all()
                 while not self._waiting:
                     self._changed.wait()
