@@ -327,8 +327,8 @@ import atexit, faulthandler, signal, time
 faulthandler.enable()
 atexit.register(lambda: print("seconds", time.monotonic() - ended_at, flush=True))  # runs after ours
 from store.net import threads
-atexit.unregister(threads._end_all)
-atexit.register(threads._end_all)
+atexit.unregister(threads._stop_all_loops)
+atexit.register(threads._stop_all_loops)
 context = rdzv.sync.connect(URL + "/job?min_nodes=1", node_id="a")
 handler = context.__enter__()
 info = handler.next_rendezvous()
