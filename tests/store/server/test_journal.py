@@ -141,6 +141,14 @@ def test_a_disk_that_hangs_does_not_keep_a_server_from_leaving(
     assert saved_in(tmp_path).revision == 1
 
 
+def begun(directory: Path) -> tuple[Journal, Outcome]:
+    """Return a journal that has been read and is written to, and what its writer reports."""
+    journal, outcome = Journal(directory, new_id="id"), Outcome()
+    journal.load()
+    outcome.start(journal)
+    return journal, outcome
+
+
 def fill(journal: Journal, pages: int = 0) -> None:
     """Let the file grow by so many pages and no more; all of the reserve is used."""
     assert journal._database is not None
@@ -226,10 +234,7 @@ def test_the_row_of_a_probe_is_no_part_of_the_store(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_fails_for_any_other_reason_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal(tmp_path, new_id="id")
-    journal.load()
-    outcome = Outcome()
-    outcome.start(journal)
+    journal, outcome = begun(tmp_path)
     journal.append(replied(A, 2**63))
     assert "too large" in outcome.wait_for_failure()
     assert "can never be written" in caplog.text
@@ -247,11 +252,8 @@ def test_an_error_of_which_sqlite_says_nothing_leaves_the_group_in_doubt(
     def fail(*_: object) -> None:
         raise sqlite3.ProgrammingError("made by Python")
 
-    journal = Journal(tmp_path, new_id="id")
-    journal.load()
-    monkeypatch.setattr(journal, "_commit", fail)
-    outcome = Outcome()
-    outcome.start(journal)
+    monkeypatch.setattr(Journal, "_commit", fail)
+    journal, outcome = begun(tmp_path)
     journal.append(change(put(1, "k")))
     assert outcome.wait_for_failure() == "made by Python"
     assert journal.in_doubt
@@ -294,10 +296,7 @@ def test_a_write_that_sqlite_always_refuses_fails_for_its_sender_only(tmp_path: 
 
 def test_a_log_that_another_program_keeps_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """155 MB of it for contents of 500 kB were not reported."""
-    journal = Journal(tmp_path, new_id="id")
-    journal.load()
-    outcome = Outcome()
-    outcome.start(journal)
+    journal, outcome = begun(tmp_path)
     outcome.wait_for(journal.append(change(put(1, "large", bytes(12_000_000)))))
     outcome.wait_for(journal.append(change(put(2, "k"))))
     assert "another program" not in caplog.text, "the log of one large group is long, too"
@@ -316,10 +315,7 @@ def test_a_log_that_is_long_because_each_group_is_large_is_not_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Appends to values of 8 MB were said to be the fault of a program that reads the database."""
-    journal = Journal(tmp_path, new_id="id")
-    journal.load()
-    outcome = Outcome()
-    outcome.start(journal)
+    journal, outcome = begun(tmp_path)
     for revision in range(1, 6):
         journal.append(change(put(revision, "large", bytes(9_000_000 + 10_000 * revision)), compacted=revision))
         outcome.wait_for(revision)
@@ -331,10 +327,7 @@ def test_a_log_that_is_long_because_each_group_is_large_is_not_reported(
 def test_an_idle_journal_gives_back_unused_space_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """320 MiB that were put and deleted left files of 700 MB, also after a restart."""
     monkeypatch.setattr("store.server.journal.IDLE_SECONDS", 0.05)
-    journal = Journal(tmp_path, new_id="id")
-    journal.load()
-    outcome = Outcome()
-    outcome.start(journal)
+    journal, outcome = begun(tmp_path)
     for revision in range(1, 21):
         journal.append(change(put(revision, f"k{revision}", bytes(1_000_000)), compacted=revision))
     outcome.wait_for(20)
