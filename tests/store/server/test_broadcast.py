@@ -65,7 +65,7 @@ def written_by_step(server: Server) -> list[int]:
 
         return take
 
-    for name in ("received", "_run_pass", "resume_requests"):
+    for name in ("handle_bytes", "_run_pass", "resume_requests"):
         setattr(conversations, name, counted(getattr(conversations, name)))
     return steps
 
