@@ -145,6 +145,9 @@ def stuck() -> Iterator[Stuck]:
     logger.setLevel(logging.INFO)
     yield stuck
     stuck.goes_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "log":
+            thread.join(10)  # or the next test sees its line
     logger.setLevel(level)
     logger.removeHandler(stuck)
 
