@@ -198,7 +198,7 @@ class StepGate:
 
     @property
     def finished(self) -> int | None:
-        """The last step that this member has finished, -1 for none; None if it has begun none."""
+        """The last step that this member has finished: -1 without any; None if it has called no `check`."""
         if self.refused is not None:
             return max(self.refused - 1, -1)
         return None if self.begun is None else max(self.begun - (not self.at_end), -1)

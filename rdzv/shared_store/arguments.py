@@ -23,7 +23,7 @@ def valid_keys(keys: object) -> tuple[str, ...]:
 
 
 def valid_items(items: object, name: str) -> tuple[Any, ...]:
-    """Return an iterable of arguments as a tuple."""
+    """Return an iterable of arguments as a tuple; raise TypeError for a single string, or if it is no iterable."""
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
         raise TypeError(f"{name} is a list, not {shown(items)}; for a single one write {name}=[...]")
     return tuple(items)

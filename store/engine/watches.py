@@ -144,7 +144,7 @@ class Watches:
         # Sorted keys with a common prefix are adjacent.
         order = sorted(range(len(changes)), key=lambda place: changes[place].key)
         stretches: dict[tuple[int, int], dict[int, list[int]]] = {}
-        # Watched prefixes of the current key, shortest first, each with the index of the first key that has it.
+        # Watched prefixes of the current key, shortest first, each with its first key's place in `order`.
         begun: list[tuple[str, int]] = []
         for at in range(len(order) + 1):
             key = changes[order[at]].key if at < len(order) else None

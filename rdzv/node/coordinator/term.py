@@ -57,7 +57,7 @@ ORDER_WITHIN = 1.0  # seconds after which a user's rank order is reported as the
 MARKERS = 1  # operations of a commit beside its puts: the delete of the marker
 SHARED_TTL_LEAST = 30.0  # seconds, at least, that the keys of a round's shared store stay without a coordinator
 SHARED_TTL_FACTOR = 3  # the keys of a round's shared store outlive their readers: they stay for three member TTLs
-CLOCK_OFF_MOST = 0.1  # seconds; a smaller change of the run's time of day waits for the next note
+CLOCK_OFF_MOST = 0.1  # seconds; a smaller correction of the run's time of day is sent with the next note
 KEEP_TIME_EVERY = 60.0  # seconds between notes of the run's time of day; a store loses the note when it restarts
 REFUSED_PAUSE = 0.2  # seconds until the coordinator decides anew after a refused write, if no event comes
 OVERHEAD_BYTES = 40  # the size of a condition or a write in a transaction, beside its key and value
@@ -112,9 +112,9 @@ class CoordinatorTerm:
                 await self._shared.revoke_unused()
 
     async def _take_over(self, round: Round | None, progress_entry: Entry | None, history: Entry | None) -> None:
-        """Restore the previous coordinator's state from the store. The watch opens concurrently."""
+        """Restore the previous coordinator's state from the store, while `_watch_nodes` opens its watch."""
         head = self._follower.head
-        # Use the progress as stored: the watch may still deliver an older progress.
+        # Use the progress as stored: the head's watch may still deliver an older progress.
         progress = Progress.unpack_at(progress_entry.key, progress_entry.value) if progress_entry else None
         progress_at = head.progress_at if progress == head.progress else self._store.time()
         members: list[Member] = []

@@ -182,7 +182,7 @@ class ArrivalWriter:
         if isinstance(there, Entry):
             self._link.follower.note_coordinator(there, revision=result.revision)
             return False
-        if sent_at != role.sent_at:  # the answer was slow: the role's short lease may have expired
+        if sent_at != role.sent_at:  # slow: the node's lease was renewed, so the role's shorter one may have expired
             await role.lease.release()
             return False
         role.term = result.revision
