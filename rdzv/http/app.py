@@ -49,7 +49,7 @@ async def serve(
     """Serve HTTP, with the store's own settings, for the runs whose keys begin with `prefix`; yield the URL."""
     host, door = access_rules_for(host, token=token, secure=tls is not None, insecure=insecure)
     async with client_in_process(server, token=token) as client:
-        site = _Site(server, RunReader(client, prefix=prefix))
+        site = _MonitoringPages(server, RunReader(client, prefix=prefix))
         measuring = asyncio.create_task(site.metrics.process.measure_loop_lag(), name="measure the loop's lag")
         try:
             async with serve_routes(site.routes(), door, server.table, host, port, tls) as bound:
@@ -61,7 +61,7 @@ async def serve(
             await site.runs.followed.drop_unused(unused_for=0.0)
 
 
-class _Site:
+class _MonitoringPages:
     def __init__(self, server: Server, runs: RunReader) -> None:
         self._server = server
         self.runs = runs

@@ -198,7 +198,7 @@ class Node:
                 link.spawn(MembershipWatcher(self.part, link).run(), f"watch over node {self.node_id}")
                 link.log_outages(self._describe_wait, self._is_coordinator_aware)
                 if self.hosts_store():
-                    link.spawn(self._publish_host(link.store), f"name the host of the store to run {self.run_id}")
+                    link.spawn(self._keep_naming_host(link.store), f"name the host of the store to run {self.run_id}")
                 link.gives_up_after = self.settings.store_gone_timeout
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()
@@ -214,7 +214,7 @@ class Node:
             raise self.connection_error(error) from error
         return link
 
-    async def _publish_host(self, store: Store) -> None:
+    async def _keep_naming_host(self, store: Store) -> None:
         host = f"run {self.run_id}, node {self.node_id} (process {os.getpid()} on {host_name()})"
         async with store.kept_lease(self.settings.ttl) as lease:
             await store.put(self.keys.host, host.encode(), lease=lease.id)

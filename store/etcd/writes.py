@@ -53,7 +53,9 @@ class WriteAttempts:
         puts = [each.lease for each in (*write.then, *write.otherwise) if isinstance(each, Put) and each.lease]
         own = (lease for lease in puts if lease in self._to_grant or lease == receipts.writers_lease)
         self._own_lease = next(own, None)
-        self._write = replace(write, then=self._add_leases(write.then), otherwise=self._add_leases(write.otherwise))
+        self._write = replace(
+            write, then=self._put_ttls_on_leases(write.then), otherwise=self._put_ttls_on_leases(write.otherwise)
+        )
         self._looks = self._write.needed_reads()
         self._known: Known | None = None  # the results of `needed_reads` at `_revision`; None before these reads
         self._revision = 0
@@ -61,7 +63,7 @@ class WriteAttempts:
         self._receipt: Receipt | None = None  # the receipt of a write that may be under way
         self._renewed = False
 
-    def _add_leases(self, operations: Operations) -> Operations:
+    def _put_ttls_on_leases(self, operations: Operations) -> Operations:
         """Put each key with a TTL on a lease of its own, to be granted later."""
         placed: list[Any] = list(operations)
         for place, operation in enumerate(operations):

@@ -152,7 +152,7 @@ class Durability:
         if not journal.answered:  # the disk failed; it did not just reject a step's content
             if not journal.only_deletes:
                 await anyio.sleep(TRY_AGAIN_AFTER)
-            while not await self.in_thread(journal.retry_write):  # noqa: ASYNC110 - a disk sends no notification
+            while not await self.in_thread(journal.try_to_recover):  # noqa: ASYNC110 - a disk sends no notification
                 await anyio.sleep(TRY_AGAIN_AFTER)
         engine.read_only = None
         self.start()

@@ -187,7 +187,7 @@ class Journal:
             self._thread = None
         return True
 
-    def retry_write(self) -> bool:
+    def try_to_recover(self) -> bool:
         """Try to write after a failure; return whether deletes, at least, can be written."""
         with self._probing:
             if self._closed:

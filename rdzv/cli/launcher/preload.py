@@ -84,7 +84,7 @@ def _is_this_python(found: str) -> bool:
     return Path(found).parent.absolute() == here.parent.absolute() and Path(found).resolve() == here.resolve()
 
 
-class WarmWorker:
+class ForkedWorker:
     """A forked worker behind its guard, with the interface of `asyncio.subprocess.Process`."""
 
     def __init__(self, report: int, pid: int) -> None:
@@ -168,7 +168,7 @@ class PreloadServer:
 
     async def start_worker(
         self, environment: Mapping[str, str], *, control: int, streams: tuple[int, int, int], files: int
-    ) -> WarmWorker | None:
+    ) -> ForkedWorker | None:
         """Fork a worker with three streams, whose guard reads signals from `control`; return None on failure."""
         wanted = {**asdict(self._command), "env": dict(environment), "files": files}
         request = json.dumps(wanted).encode()
@@ -184,7 +184,7 @@ class PreloadServer:
                 await anyio.wait_readable(reading)
                 if pid := os.read(reading, 4):
                     failed.pop_all()
-                    return WarmWorker(reading, int.from_bytes(pid, sys.byteorder))
+                    return ForkedWorker(reading, int.from_bytes(pid, sys.byteorder))
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)  # `Process.kill` may reap the process, and asyncio warn

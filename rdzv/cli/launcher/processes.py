@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rdzv.cli.launcher.job import Job
-    from rdzv.cli.launcher.preload import PreloadServer, WarmWorker
+    from rdzv.cli.launcher.preload import ForkedWorker, PreloadServer
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Process:
     """One process of the command, with its output, and its `rank` among the processes of all nodes."""
 
     rank: int
-    _guarded: asyncio.subprocess.Process | WarmWorker
+    _guarded: asyncio.subprocess.Process | ForkedWorker
     _control: int | None
     _output: list[_Relay]
     _asked: bool = False  # True after `ask_to_end`
@@ -66,7 +66,7 @@ class Process:
             defaults = {"OMP_NUM_THREADS": "1"} if job.nproc > 1 else {}
             environment = {**defaults, **os.environ, **environment}
             reads_ours = environment["LOCAL_RANK"] == "0"  # only local rank 0 reads the launcher's standard input
-            guarded: asyncio.subprocess.Process | WarmWorker | None = None
+            guarded: asyncio.subprocess.Process | ForkedWorker | None = None
             if preloaded is not None and await preloaded.is_ready():
                 source = os.dup(0) if reads_ours else os.open(os.devnull, os.O_RDONLY)
                 theirs.callback(os.close, source)

@@ -49,7 +49,7 @@ class ByHand:
             raise self.unreadable
         return EMPTY
 
-    def retry_write(self) -> bool:
+    def try_to_recover(self) -> bool:
         self.tried += 1
         return self.takes
 

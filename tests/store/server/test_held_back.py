@@ -405,8 +405,8 @@ class Unsynced(Journal):
             raise error
         super()._commit(group)
 
-    def retry_write(self) -> bool:
-        return not self.fails and super().retry_write()
+    def try_to_recover(self) -> bool:
+        return not self.fails and super().try_to_recover()
 
 
 class Hanging(Journal):

@@ -158,7 +158,7 @@ def fill(journal: Journal, pages: int = 0) -> None:
 
 def tried(journal: Journal) -> str:
     """Return which writes are possible after a failure."""
-    if not journal.retry_write():
+    if not journal.try_to_recover():
         return "nothing"
     return "everything" if journal.accepts_writes() else "only deletes"
 
@@ -225,11 +225,11 @@ def test_a_store_that_takes_only_deletes_keeps_most_room_for_them(
 def test_the_row_of_a_probe_is_no_part_of_the_store(tmp_path: Path) -> None:
     journal = Journal(tmp_path, new_id="id")
     before = journal.load()
-    assert journal.retry_write()
+    assert journal.try_to_recover()
     assert journal._database is not None
     journal._database.execute("INSERT INTO meta VALUES ('probe', zeroblob(9), 0)")  # killed before it was deleted
     assert journal.load() == before
-    assert journal.retry_write()
+    assert journal.try_to_recover()
     journal.close()
 
 
@@ -238,7 +238,7 @@ def test_a_writer_that_fails_for_any_other_reason_says_so(tmp_path: Path, caplog
     journal.append(replied(A, 2**63))
     assert "too large" in outcome.wait_for_failure()
     assert "can never be written" in caplog.text
-    assert journal.retry_write()
+    assert journal.try_to_recover()
     outcome.start(journal)
     outcome.wait_for(journal.append(change(put(1, "k"))))
     journal.close()

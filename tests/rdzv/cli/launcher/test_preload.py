@@ -18,7 +18,7 @@ import pytest
 
 from rdzv.cli.launcher import preload
 from rdzv.cli.launcher.job import Job
-from rdzv.cli.launcher.preload import PreloadServer, PythonCommand, WarmWorker, python_command
+from rdzv.cli.launcher.preload import ForkedWorker, PreloadServer, PythonCommand, python_command
 from rdzv.cli.launcher.processes import Process
 from tests.support.processes import require
 from tests.support.stores import until
@@ -55,7 +55,7 @@ async def serving(
 class Run:
     """A worker, its output, and the launcher's end of its control pipe."""
 
-    def __init__(self, worker: WarmWorker, output: int, control: int) -> None:
+    def __init__(self, worker: ForkedWorker, output: int, control: int) -> None:
         self.worker = worker
         self._output = output
         self.control = control
