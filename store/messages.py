@@ -208,7 +208,7 @@ class LeaseState(Response, code=72, kw_only=True):
     keys: tuple[str, ...]
 
 
-class WatchOpened(Response, code=73, kw_only=True):
+class Watching(Response, code=73, kw_only=True):
     """A watch was opened when the store was at `revision`; its events follow."""
 
     revision: int
@@ -483,7 +483,7 @@ class TimeToLive(Request[LeaseState], code=17, kw_only=True):
     lease: int
 
 
-class Watch(Request[WatchOpened], code=18, kw_only=True):
+class Watch(Request[Watching], code=18, kw_only=True):
     """Watch all keys that start with `prefix`; events have this request's id. `Store.watch` explains the arguments."""
 
     prefix: str

@@ -227,7 +227,7 @@ def test_every_option_in_the_docs_exists() -> None:
         if (match := re.match(r"(?:rdzv \w+ )?(--[a-z-]+)(?![=\w])", span))
     }
     assert named
-    parsers = [command.parser_of(command.load_command(name)) for name in command.ROOMS]
+    parsers = [command.parser_of(command.command_named(name)) for name in command.ROOMS]
     assert named <= {option for parser in parsers for option in parser._option_string_actions}
 
 

@@ -51,7 +51,7 @@ EVERYWHERE: Final = frozenset({"-v", "--verbose", "--debug"})  # options that ma
 DEFAULT_URL: Final = "RDZV_URL"  # the environment variable with the default URL; `rdzv run` sets it for its processes
 
 
-def load_command(name: str) -> Command:
+def command_named(name: str) -> Command:
     """Import and return a subcommand."""
     kind = _module_of("command").Command
     there: list[Command] = [each for each in vars(_module_of(ROOMS[name])).values() if isinstance(each, kind)]
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options is None:
             _overview_parser(ROOMS).print_help()
             return 0
-        status: int = _module_of("command").run_command(load_command(options.command), options)
+        status: int = _module_of("command").run_command(command_named(options.command), options)
         return status
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -93,7 +93,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
         _overview_parser(()).error(f"{words[0][:80]!r} is no command{meant or ' of rdzv'}")
     if not words or words[0] not in ROOMS or OF_ALL & set(flags):
         return _overview_parser(() if "--version" in flags else ROOMS).parse_args([*flags, *words])
-    command, words = load_command(words[0]), words[1:]
+    command, words = command_named(words[0]), words[1:]
     # The user's command follows after "--": its options are not parsed here.
     split = words.index("--") if command.takes_command and "--" in words else len(words)
     known = argparse.Namespace(command=command.name, words=tuple(words[split + 1 :]))
@@ -150,7 +150,7 @@ def _overview_parser(names: Iterable[str]) -> argparse.ArgumentParser:
     parser.add_argument("command", metavar="COMMAND", help="one of these; each group begins with those used most")
     for title, group in GROUPS.items():
         listed = parser.add_argument_group(title)
-        for command in map(load_command, (name for name in group if name in names)):
+        for command in map(command_named, (name for name in group if name in names)):
             listed.add_argument(f"  {command.name}", nargs="?", help=command.help)
     return parser
 
@@ -169,7 +169,7 @@ def _complete_for_shell() -> None:
     """Complete a command line for a shell and exit, for `eval "$(register-python-argcomplete rdzv)"`."""
     parser = _Parser(prog="rdzv")
     subparsers = parser.add_subparsers()
-    for command in map(load_command, ROOMS):
+    for command in map(command_named, ROOMS):
         subparsers.add_parser(command.name, parents=[parser_of(command)], add_help=False)
     importlib.import_module("argcomplete").autocomplete(parser)
 

@@ -16,7 +16,7 @@ from store.client.reconnecting import Reconnecting
 from store.client.timeouts import FAREWELL_WITHIN
 from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WatchCompacted
 from store.interface import DEFAULT_TIMEOUT
-from store.messages import Cancel, Event, Ping, Pong, Request, Response, WatchOpened, key_bytes, waits
+from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
 from store.net.process import process_identity
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
@@ -318,7 +318,7 @@ class Client(Reconnecting):
             # Before a pong, the server sends every event up to the pong's revision.
             for watch in self.watches.values():
                 watch.note_progress(response.revision)
-        if isinstance(response, WatchOpened) and request_id in self.watches:
+        if isinstance(response, Watching) and request_id in self.watches:
             self.watches[request_id].note_opened(response.revision)
         if (revoke := item.undo_request(response)) is not None:
             self.send_and_forget(revoke)

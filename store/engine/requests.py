@@ -301,7 +301,7 @@ class RequestExecutor:
                 f"{self._limits.history_bytes_max}; watch with snapshot=True to be told of a reset instead",
             )
         self._open_watch(LongRead(watcher=self._asker, snapshot=snapshot, prefix=request.prefix, next_revision=start))
-        return messages.WatchOpened(revision=self._keys.revision)
+        return messages.Watching(revision=self._keys.revision)
 
     def _open_watch(self, work: LongRead) -> None:
         peer, watch_id = work.watcher

@@ -17,7 +17,7 @@ def test_serve_takes_the_options_of_the_unit() -> None:
     (line,) = [line for line in UNIT.read_text(encoding="utf-8").splitlines() if line.startswith("ExecStart=")]
     program, command, *arguments = shlex.split(line.removeprefix("ExecStart="))
     assert (program, command) == (PROGRAM, "serve")
-    options = main.parser_of(main.load_command(command)).parse_args(arguments)
+    options = main.parser_of(main.command_named(command)).parse_args(arguments)
     assert (options.data_dir, options.token_file, options.insecure) == ("%S/rdzv", "%d/token", False)
 
 

@@ -18,7 +18,7 @@ import pytest
 import rdzv
 import store
 from rdzv.cli import look
-from rdzv.cli.main import _parse, load_command
+from rdzv.cli.main import _parse, command_named
 from rdzv.cli.reach import open_run
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run import status as status_room
@@ -198,7 +198,7 @@ async def looked(words: list[str]) -> int:
     """Run a subcommand in this process. Errors are raised, not turned into lines."""
     options = _parse(words)
     assert options is not None
-    return await load_command(options.command).run(options)
+    return await command_named(options.command).run(options)
 
 
 async def test_without_rich_the_error_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def test_each_kind_of_error_has_its_status(
     async def fail(_: object) -> int:
         raise error
 
-    monkeypatch.setattr(runs, "_ping_store", dataclasses.replace(cli.load_command("ping"), run=fail))
+    monkeypatch.setattr(runs, "_ping_store", dataclasses.replace(cli.command_named("ping"), run=fail))
     assert cli.main(["ping", "tcp://127.0.0.1"]) == status
     assert capsys.readouterr().err == "rdzv ping: x\n"
     assert cli.main(["ping", "tcp://127.0.0.1", "--debug"]) == status
@@ -182,7 +182,7 @@ async def test_a_commands_timeout_limits_it_as_a_whole_or_until_its_first_output
 
 
 def test_every_command_with_a_timeout_is_limited_by_it_or_limits_itself() -> None:
-    asks = [each for each in map(cli.load_command, cli.ROOMS) if each.takes_url and not each.takes_command]
+    asks = [each for each in map(cli.command_named, cli.ROOMS) if each.takes_url and not each.takes_command]
     assert {each.name for each in asks if not each.limited} == {"doctor", "chaos"}
 
 

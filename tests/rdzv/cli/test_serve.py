@@ -165,7 +165,7 @@ async def test_the_one_of_several_hosts_that_serves_takes_any_free_port_for_http
 @pytest.mark.parametrize("url", ["tcps://localhost/any", "tcps://a,b:1/any"])
 def test_one_file_may_contain_the_certificate_and_its_key(url: str) -> None:
     """Regression: beside `--hosts` it was refused."""
-    options = cli.parser_of(cli.load_command("serve")).parse_args(["--cert", "both.pem"])
+    options = cli.parser_of(cli.command_named("serve")).parse_args(["--cert", "both.pem"])
     settings = serve._settings_of_options(url, options)
     assert (settings.cert, settings.key) == ("both.pem", "both.pem")
 

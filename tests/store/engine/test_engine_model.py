@@ -58,7 +58,7 @@ from store.messages import (
     TransactionResult,
     Wait,
     Watch,
-    WatchOpened,
+    Watching,
     Written,
     mutates,
 )
@@ -386,7 +386,7 @@ def test_the_store_is_a_dictionary_that_counts_its_revisions(
             if (step.start_revision or 0) > model.revision + 1:
                 assert same(response, USAGE)
                 continue
-            assert response == WatchOpened(revision=model.revision)
+            assert response == Watching(revision=model.revision)
             expected[watcher] = []
             opened[watcher] = (model.revision, step.prefix)
             if step.start_revision is not None:

@@ -92,7 +92,7 @@ EVENTS = of_type(Event)
 
 
 decode_greeting, decode_hello, decode_welcome = (
-    partial(wire.decode_handshake, kind=kind) for kind in (Greeting, Hello, Welcome)
+    partial(wire.decode_opening, kind=kind) for kind in (Greeting, Hello, Welcome)
 )
 
 
@@ -149,7 +149,7 @@ def test_the_handshake_comes_out_as_it_went_in() -> None:
         Hello(1, b"s" * 16, b"n" * 16, b"proof"),
         Welcome(3, "10.0.0.1", 7, 1000, b"proof"),
     ):
-        assert wire.decode_handshake(body_of(wire.encode_handshake(said)), type(said)) == said
+        assert wire.decode_opening(body_of(wire.encode_opening(said)), type(said)) == said
 
 
 def test_a_refusal_is_understood_wherever_it_comes() -> None:
@@ -448,13 +448,13 @@ def test_a_garbage_collection_in_the_middle_of_a_frame_leaves_it_whole() -> None
             wire.encode_bye("in the middle")
 
     hello = wire.Hello(1, bytes(30), bytes(16), b"", bytes(8))
-    whole = wire.encode_handshake(hello)
+    whole = wire.encode_opening(hello)
     before = gc.get_threshold()
     gc.set_threshold(1)
     try:
         for _ in range(500):
             Garbage()
-            assert wire.encode_handshake(hello) == whole
+            assert wire.encode_opening(hello) == whole
     finally:
         gc.set_threshold(*before)
 

@@ -23,7 +23,7 @@ from store.messages import (
     Revoke,
     Transact,
     Watch,
-    WatchOpened,
+    Watching,
     Written,
 )
 from store.protocol.wire import Events, Reply
@@ -312,7 +312,7 @@ async def test_an_expiry_is_announced_when_it_is_durable(tmp_path: Path, monkeyp
         (watching, _) = peer.ask(Watch(prefix=""), Put("k", b"", ttl=0.05))
         await taken(journal.begun)
         journal.may_commit.release()
-        assert isinstance(await peer.answer(watching), WatchOpened)
+        assert isinstance(await peer.answer(watching), Watching)
         await taken(journal.begun)  # the expiry
         assert (server.figures()["leases_lapsed"], server.figures()["revision"]) == (1, 2)
         told = [item.events[0].kind for item in peer.said if isinstance(item, Events)]

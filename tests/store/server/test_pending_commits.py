@@ -26,7 +26,7 @@ from store.messages import (
     Request,
     Response,
     Watch,
-    WatchOpened,
+    Watching,
     Written,
 )
 from store.server.pending_commits import PendingCommits
@@ -62,7 +62,7 @@ def with_a_change() -> PendingCommits:
         (Guarded(when=(when.exists("b"),), request=Get("c")), FOUND, 12),
         (Guarded(when=(when.exists("d"),), request=Get("a/1")), FOUND, 11),
         (Put("c", b""), Written(revision=8), 12),
-        (Watch(prefix="c"), WatchOpened(revision=7), 12),
+        (Watch(prefix="c"), Watching(revision=7), 12),
     ],
 )
 def test_a_reply_waits_for_the_changes_that_it_shows(request_: Request[Any], response: Response, number: int) -> None:

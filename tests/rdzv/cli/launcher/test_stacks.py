@@ -140,7 +140,7 @@ async def asked(*arguments: str) -> int:
     """Run `rdzv stacks` in this process."""
     options = command._parse(["stacks", *arguments])
     assert options is not None
-    return await command.load_command("stacks").run(options)
+    return await command.command_named("stacks").run(options)
 
 
 async def test_rdzv_stacks_shows_where_a_node_hangs_and_the_launcher_logs_it_before_it_kills(
