@@ -42,7 +42,7 @@ from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSe
 from rdzv.node.run.status import read_nodes_of_all_runs
 from store import StoreError, StoreUsageError
 from store.net.address import host_and_port
-from store.net.dialing import exhausted_limit
+from store.net.dialing import describe, exhausted_limit
 from store.net.threads import in_thread
 from store.printable import escape_arguments
 
@@ -362,7 +362,7 @@ def host_if_needed(settings: Settings, credentials: Credentials) -> HostedStore 
         if not insist and error.errno == errno.EADDRNOTAVAIL:
             return None  # the host is another machine
         what = "is_host is set, but the store" if insist else "the store"
-        why = f"{what} cannot be started on {host}:{port}: {exhausted_limit(error) or error.strerror or error}"
+        why = f"{what} cannot be started on {host}:{port}: {exhausted_limit(error) or describe(error)}"
         raise (PortTakenError if error.errno == errno.EADDRINUSE else RendezvousConnectionError)(why) from error
 
 

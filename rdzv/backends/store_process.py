@@ -171,9 +171,9 @@ def main(numbers: list[int]) -> None:
         _send(lines, {"error": [kind.__name__, *error.args[:2]]})
         return
     except RuntimeError as error:
-        if not exhausted_limit(error.__cause__ or error):
+        if not (limit := exhausted_limit(error.__cause__ or error)):
             raise
-        _send(lines, {"error": [OSError.__name__, 0, exhausted_limit(error) or str(error)]})
+        _send(lines, {"error": [OSError.__name__, 0, limit]})
         return
     with serving:
         _send(lines, {"url": server.url, "store_id": server.store_id})

@@ -142,12 +142,12 @@ class Ban(Stored, kw_only=True):
     seen_at: float = 0.0  # when this node received the ban, on its clock
 
     def __str__(self) -> str:
-        by = (f", as all nodes with {self.where}," if self.where else "") + (f" by {self.by}" if self.by else "")
         span = "" if self.lasts is None else f" for {in_words(self.lasts)}"
         if self.ends_in is not None:
             span = f" for {in_words(self.ends_in)} more"
-        banned = f"banned{by}{span}".rstrip(",")
-        return f"{banned}{f': {self.reason}' if self.reason else ''}"
+        terms = f"{f' by {self.by}' if self.by else ''}{span}"
+        where = f", as all nodes with {self.where}{',' if terms else ''}" if self.where else ""
+        return f"banned{where}{terms}{f': {self.reason}' if self.reason else ''}"
 
 
 class Unban(Stored, kw_only=True):
