@@ -10,11 +10,9 @@ on the Python, the folder, the machine, nor on what ran before.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 __all__ = ["compare", "recordings", "write"]
 

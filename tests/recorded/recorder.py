@@ -6,7 +6,8 @@ import contextlib
 import logging
 import re
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 import msgpack
 
@@ -22,9 +23,6 @@ from rdzv.core.stuck.tally import RunTally
 from rdzv.testing.timeline import START
 from store.messages import Condition, Grant, Guarded, KeepAlive, Target, Transact
 from store.records import Record
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 DAY: Final = 1_700_000_000.0  # the time of day at the start of each scenario
 ROOT: Final = "/rdzv/job/"

@@ -12,9 +12,10 @@ import random
 import time
 import tomllib
 import zlib
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from unittest.mock import patch
 
 import rdzv
@@ -22,26 +23,21 @@ from rdzv.bootstrap_check import WITHIN
 from rdzv.config import settings
 from rdzv.core import stored
 from rdzv.core.report import report
+from rdzv.core.round import Round
 from rdzv.errors import GiveUp
+from rdzv.loop.rounds import Round as LoopRound
 from rdzv.node.handler import Handler
 from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
 from rdzv.testing.machines import FixedPort, process_id_of
 from rdzv.testing.timeline import START
-from store import StoreError
+from store import Event, StoreError
 from store.client.client import Watch
 from store.messages import Ping
 from tests.recorded.recorder import DAY, ROOT, Recorder, flat
 from tests.support.faults import FaultyNetwork, FaultyPipe, FaultyWorld
 from tests.support.runs import HookedClient, VirtualRun, rounds_of
 from tests.support.virtual_time import VirtualTimeLoop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from rdzv.core.round import Round
-    from rdzv.loop.rounds import Round as LoopRound
-    from store import Event
 
 NOT_SHOWN: Final = ("version", "settings", "releases", "since", "addresses", "waits_for", "now")  # others tell the same
 SCENARIOS: Final[dict[str, Any]] = tomllib.loads((Path(__file__).parent / "rounds.toml").read_text())
@@ -375,11 +371,6 @@ def play(name: str) -> list[str]:
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             runner.run(main())
     return recorder.text()
-
-
-def record() -> list[str]:
-    """Return the lines of all scenarios."""
-    return [line for name in SCENARIOS for line in (f"== {name}", *play(name))]
 
 
 RECORDINGS: Final[dict[str, Callable[[], Iterable[str]]]] = {name: partial(play, name) for name in SCENARIOS}

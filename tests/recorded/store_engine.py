@@ -7,8 +7,9 @@ import itertools
 import random
 import re
 import sqlite3
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 from store import messages
@@ -20,9 +21,6 @@ from store.messages import Condition, Request, Target
 from tests.recorded.tables import constants, sections, text
 from tests.store.engine.test_limits import CASES
 from tests.support.limits import limits_with
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 FEW = ("0", "[]", "()", "500", "True")  # of facts: not written
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 from store import errors, messages
 from store.protocol import connection, element_budget, frames, wire
+from store.protocol.connection import ClientConnection, ServerConnection
 from tests.recorded import store_engine
 from tests.recorded.tables import evaluated, sections, text
 from tests.support.limits import limits_with
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from store.protocol.connection import ClientConnection, ServerConnection
 
 TABLES = sections(__file__)
 SMALL = {"CHUNK_BYTES": 8, "STEP_BYTES": 60, "PACKER_BYTES": 90}
@@ -80,9 +76,7 @@ def rows() -> list[str]:
     names = {**store_engine.NAMES, **NAMES, "Waiter": Waiter}
     small: Any = SMALL
     with mock.patch.multiple(wire, **small), mock.patch.object(element_budget, "COUNTED_AT_ONCE", 4):
-        lines: list[str] = []
-        asyncio.run(evaluated(TABLES["rows"], names, lines))
-        return lines
+        return list(evaluated(TABLES["rows"], names))
 
 
 def requests() -> list[str]:

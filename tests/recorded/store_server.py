@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import store
@@ -19,9 +20,6 @@ from tests.support.faults import FaultyDisk, FaultyJournal, FaultyNetwork
 from tests.support.limits import limits_with
 from tests.support.stores import Peer
 from tests.support.virtual_time import VirtualTimeLoop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
 
 TABLES = sections(__file__)
 SMALL = constants(TABLES, "store.server")

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import inspect
 import logging
 import re
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 from store.records import Record
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 LONGEST = 190  # characters of a value that are written in full
-hidden: dict[str, str] = {}  # texts of this run, such as the names of folders, and what is written for them
 
 
 def text(value: Any) -> str:
@@ -45,8 +40,6 @@ def text(value: Any) -> str:
         told = repr(bytes(value))
     else:
         told = value if isinstance(value, str) and value.isidentifier() else getattr(value, "name", None) or repr(value)
-    for name, other in hidden.items():
-        told = told.replace(name, other)
     size = len(told)
     return told if size <= LONGEST else f"{told[: LONGEST // 2]}...({size}, {zlib.crc32(told.encode()):08x})"
 
@@ -67,22 +60,21 @@ def constants(tables: dict[str, str], package: str) -> dict[str, float]:
     return found
 
 
-async def evaluated(rows: str, names: dict[str, Any], lines: list[str]) -> None:
-    """Write each row, an expression or a statement of Python, with its value or its error, after what it prints."""
-    names["print"] = lambda said: lines.append(f"  {said if isinstance(said, str) else text(said)}")
+def evaluated(rows: str, names: dict[str, Any]) -> Iterator[str]:
+    """Yield each row, an expression or a statement of Python, with its value or its error."""
     for row in filter(None, re.split(r"\n+(?! )", rows)):
         try:
-            code = compile(row, "row", "eval", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            code = compile(row, "row", "eval")
         except SyntaxError:
             exec(row, names)
-            lines += [] if "import" in row.split() else [row.partition("\n")[0]]
+            if "import" not in row.split():
+                yield row.partition("\n")[0]
             continue
         try:
-            value = eval(code, names)
-            told = text(await value if inspect.iscoroutine(value) else value)
+            told = text(eval(code, names))
         except Exception as error:  # noqa: BLE001 - it is recorded
             told = text(error)
-        lines.append(f"{row} -> {told}")
+        yield f"{row} -> {told}"
 
 
 class LogLines(logging.Handler):

@@ -1,6 +1,7 @@
 """`/metrics` of a node's own process, and the page of a store that a node hosts: over real sockets."""
 
 import asyncio
+import contextlib
 import sys
 from pathlib import Path
 
@@ -21,6 +22,15 @@ async def lines_of(session: aiohttp.ClientSession, url: str, **headers: str) -> 
         return (await answer.text()).splitlines()
 
 
+async def serves(session: aiohttp.ClientSession, url: str) -> None:
+    """Wait until the node listens: it begins to with its first arrival, and no call waits for that."""
+    while True:
+        with contextlib.suppress(aiohttp.ClientConnectorError):
+            async with session.get(url):
+                return
+        await asyncio.sleep(0.01)
+
+
 async def test_a_node_serves_its_metrics_from_its_first_arrival_until_it_is_closed() -> None:
     metrics_port, http_port = free_port(), free_port()
     url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1&max_nodes=2&last_call_timeout=0&ttl=2&disconnect_ttl=0.1"
@@ -38,6 +48,7 @@ async def test_a_node_serves_its_metrics_from_its_first_arrival_until_it_is_clos
             async with a.changes() as changes:
                 await anext(changes)
             await asyncio.gather(a.next_rendezvous(), joining)
+            await serves(session, f"{mine}/healthz")
             lines: list[str] = []
             while 'rdzv_node_rounds_total{node="a",run="job"} 2.0' not in lines:
                 lines = await lines_of(session, f"{mine}/metrics")
@@ -72,6 +83,7 @@ async def test_a_banned_node_counts_a_drop_and_the_other_member_counts_a_loss() 
         await asyncio.gather(a.next_rendezvous(), b.next_rendezvous())
         await a.ban("b", "its memory fails", now=True)
         for name, counted in (("b", "dropped"), ("a", "members_lost")):
+            await serves(session, f"http://127.0.0.1:{ports[name]}/healthz")
             lines: list[str] = []
             while f'rdzv_node_{counted}_total{{node="{name}",run="job"}} 1.0' not in lines:
                 lines = await lines_of(session, f"http://127.0.0.1:{ports[name]}/metrics")
