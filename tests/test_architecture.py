@@ -626,6 +626,7 @@ BEYOND_THE_QUICK_START = ("jax", "numpy", "rdzv.torch", "torch", "uvloop")
 """Packages that neither of the README's two commands installs, and modules that import them."""
 
 
+@pytest.mark.in_ci
 def test_tests_are_collected_with_only_the_packages_of_the_readme() -> None:
     """Otherwise a newcomer's second command fails: missing packages may be imported only after a call that skips the
     module.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.seeds import EVERYTHING, FRESH
+from tests.support.seeds import FRESH
 from tools import mutants
 
 SOURCE = '''
@@ -61,6 +61,7 @@ def test_each_defect_that_is_kept_has_a_reason_and_still_exists() -> None:
     assert kept.keys() - {one.name for one in defects_of({name.split()[0] for name in kept})} == set()
 
 
+@pytest.mark.in_ci
 def test_defects_do_not_survive_where_no_test_can_run(tmp_path: Path) -> None:
     told = {
         "test": "tests/rdzv/core/test_of_another_tree.py::test_it",
@@ -72,7 +73,7 @@ def test_defects_do_not_survive_where_no_test_can_run(tmp_path: Path) -> None:
         mutants.main(["play", str(tmp_path), "--count", "1", "--seed", "1", "--jobs", "1"])
 
 
-@pytest.mark.skipif(not EVERYTHING, reason="it starts pytest some six times: in CI")
+@pytest.mark.in_ci
 def test_tests_that_run_a_line_find_its_defect(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert mutants.main(["cover", str(tmp_path), "tests/rdzv/core/test_acts.py"]) == 0
     mutants.main(["play", str(tmp_path), "--count", "2", "--seed", "1", "--jobs", "1"])

@@ -10,6 +10,7 @@ RECORDINGS = recordings()
 BYTES_MOST = 600_000
 
 
+@pytest.mark.some_of(20)
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_behaviour_is_as_recorded(name: str) -> None:
     if difference := compare(name, RECORDINGS[name]()):

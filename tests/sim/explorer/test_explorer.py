@@ -30,6 +30,7 @@ def test_the_promises_hold_in_every_order_after_the_coordinators_death(scenario:
     assert "not all of them" in explore("again", "--seconds", "0").stdout, "left out states are mentioned"
 
 
+@pytest.mark.in_ci
 @pytest.mark.timeout(LIMIT)
 def test_each_planted_bug_is_found() -> None:
     done = explore("--bugs", "")
