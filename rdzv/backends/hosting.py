@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import threading
 from abc import ABC, abstractmethod
 from ssl import CERT_REQUIRED
 from typing import TYPE_CHECKING, Final
@@ -186,6 +187,7 @@ class StoreStarter(ABC):
         self._task: asyncio.Task[HostedStore | None] | None = None
         self._asked = asyncio.Event()  # set after the first attempt
         self._settled = asyncio.Event()
+        self._gives_up = threading.Event()  # ends the start of a store in its own process
         self.problem: str = ""  # why no store starts here, or no host serves; empty if unknown
 
     @abstractmethod
@@ -241,6 +243,7 @@ class StoreStarter(ABC):
     async def aclose(self) -> None:
         """End the attempts to find or start a store, or the hosted store."""
         self.note_store_found()
+        self._gives_up.set()
         if self._task is not None:
             await asyncio.wait([self._task])
             if self._hosted_store is not None:
@@ -266,7 +269,7 @@ class OneHostStarter(StoreStarter):
         say_at = anyio.current_time() + SAY_TAKEN_AFTER
         while True:
             try:
-                host = await in_thread(lambda: host_if_needed(self._settings, self._credentials))
+                host = await in_thread(lambda: host_if_needed(self._settings, self._credentials, self._gives_up))
                 if host is not None:
                     if (reason := await self._end_reason(host)) is not None:
                         await host.end()
@@ -341,7 +344,9 @@ class OneHostStarter(StoreStarter):
         return False
 
 
-def host_if_needed(settings: Settings, credentials: Credentials) -> HostedStore | None:
+def host_if_needed(
+    settings: Settings, credentials: Credentials, gives_up: threading.Event | None = None
+) -> HostedStore | None:
     """Start the store if `is_host` is set or this machine is the URL's host; raise PortTakenError for a taken port."""
     if settings.is_host is False:
         return None
@@ -355,7 +360,7 @@ def host_if_needed(settings: Settings, credentials: Credentials) -> HostedStore 
         )
     try:
         bound = address_to_listen_on(settings, credentials, (host, port))
-        return serve_store_on(settings, credentials, bound, port)
+        return serve_store_on(settings, credentials, bound, port, None, gives_up)
     except RendezvousError:  # some `RendezvousError`s are `OSError`s, too
         raise
     except OSError as error:
@@ -377,13 +382,21 @@ def address_to_listen_on(settings: Settings, credentials: Credentials, host: tup
 
 
 def serve_store_on(
-    settings: Settings, credentials: Credentials, bound: BindAddress, port: int, listeners: Sockets | None = None
+    settings: Settings,
+    credentials: Credentials,
+    bound: BindAddress,
+    port: int,
+    listeners: Sockets | None = None,
+    gives_up: threading.Event | None = None,
 ) -> HostedStore:
-    """Start the embedded store at an address, or on bound sockets; raise `OSError` if the address cannot be bound."""
+    """Start the embedded store at an address, or on bound sockets; raise `OSError` if the address cannot be bound.
+
+    Another thread sets `gives_up` to end the start of a store in its own process.
+    """
     server: Server | StoreProcess
     try:
         if settings.host == "process":
-            server = StoreProcess(settings, credentials, bound.address, port, listeners)
+            server = StoreProcess(settings, credentials, bound.address, port, listeners, gives_up)
             serving = contextlib.ExitStack()
             serving.callback(server.close)
         else:

@@ -151,7 +151,8 @@ class HostSuccession(StoreStarter):
             async with self._answer_callers(sockets, name := secrets.token_hex(8)):
                 may_serve = await self._confirm_no_host_serves(place, name)
             if may_serve:
-                host = await in_thread(partial(serve_store_on, self._settings, self._credentials, bound, port, sockets))
+                where = (bound, port, sockets, self._gives_up)
+                host = await in_thread(partial(serve_store_on, self._settings, self._credentials, *where))
                 unless_served.pop_all()
                 unregister(self)
                 if self._may_host_now():

@@ -226,22 +226,48 @@ def test_a_store_that_stands_still_does_not_hold_up_the_end_of_its_node(monkeypa
     assert serving._process.returncode == -signal.SIGKILL
 
 
-def test_a_process_that_stands_still_as_it_starts_is_killed_after_join_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node waited for ever, and its cancellation, too."""
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """The processes that the test has started, each stopped as it starts."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start_and_stop(*words: object, **more: object) -> subprocess.Popen[bytes]:
         started.append(start(*words, **more))  # type: ignore[call-overload]
-        started[0].send_signal(signal.SIGSTOP)
-        return started[0]
+        started[-1].send_signal(signal.SIGSTOP)
+        return started[-1]
 
     start = subprocess.Popen
     monkeypatch.setattr(store_process, "ENDS_WITHIN", 0.5)
     monkeypatch.setattr(subprocess, "Popen", start_and_stop)
+    return started
+
+
+def test_a_process_that_stands_still_as_it_starts_is_killed_after_join_timeout(
+    stopped: list[subprocess.Popen[bytes]],
+) -> None:
+    """A node waited for ever, and its cancellation, too."""
     settings = parse("tcp://127.0.0.1:29400/job?min_nodes=1&host=process&join_timeout=0.5", {}, {})
     with pytest.raises(OSError, match="has not answered within join_timeout"):
         store_process.StoreProcess(settings, Credentials(settings), "127.0.0.1", free_port())
-    assert started[0].returncode == -signal.SIGKILL
+    assert stopped[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("hosts", ["127.0.0.1", "127.0.0.1,127.0.0.2"])
+async def test_a_node_that_is_cancelled_does_not_wait_for_a_process_that_stands_still_as_it_starts(
+    hosts: str, stopped: list[subprocess.Popen[bytes]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression: Ctrl-C waited for up to `join_timeout`."""
+    connecting = asyncio.ensure_future(
+        rdzv.connect(f"tcp://{hosts}:{free_port()}/job?min_nodes=1&host=process").__aenter__()
+    )
+    async with asyncio.timeout(30):
+        while not stopped:  # noqa: ASYNC110  there is no event for the start of a process
+            await asyncio.sleep(0.01)
+    connecting.cancel()
+    async with asyncio.timeout(2):
+        await asyncio.wait([connecting])
+    assert stopped[0].returncode == -signal.SIGKILL
+    assert "has ended" not in caplog.text
 
 
 @pytest.mark.parametrize("entry", ["", "here"])
