@@ -41,7 +41,7 @@ from store.net.threads import new_loop
 from store.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
 
 DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
 
@@ -88,6 +88,7 @@ class Command:
     means_url: Callable[[str], bool] = lambda word: "://" in word
     takes_command: bool = False  # True if a user's command follows after "--"; `options.words` has it
     ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # changes an error's exit status
+    ends_in_order: bool = False  # True if the command is cancelled also by SIGTERM, SIGHUP and SIGQUIT
     limited: bool = False  # True if `--timeout` limits the whole command; else the function `run` applies it
 
     @property
@@ -153,7 +154,7 @@ def run_command(command: Command, options: argparse.Namespace) -> int:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             status = runner.run(_run_until_ctrl_c(command, options))
     except asyncio.CancelledError:
-        raise KeyboardInterrupt from None  # `_cancel_on_ctrl_c` has cancelled the command
+        return 128 + SignalFilter.heeded  # `_cancel_on_ctrl_c` has cancelled the command
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not exhausted_limit(error.__cause__ or error):
             raise
@@ -190,8 +191,8 @@ def handle_signal(number: signal.Signals, callback: Callable[..., object], *argu
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
 
-def _cancel_on_ctrl_c() -> None:
-    """Cancel the command at Ctrl-C; end this process at a signal of `ENDING` a second or more after that."""
+def _cancel_on_ctrl_c(also: Iterable[signal.Signals]) -> None:
+    """Cancel the command at Ctrl-C and at the signals `also`; at a signal of `ENDING` a second later, exit."""
     wish, task, was_told = SignalFilter(), asyncio.current_task(), False
 
     def cancel_or_exit(number: signal.Signals) -> None:
@@ -206,13 +207,15 @@ def _cancel_on_ctrl_c() -> None:
                 if signal.getsignal(other) is signal.SIG_DFL:  # the command does not handle this signal
                     handle_signal(other, cancel_or_exit, other)
 
-    handle_signal(signal.SIGINT, cancel_or_exit, signal.SIGINT)
+    for number in (signal.SIGINT, *also):
+        handle_signal(number, cancel_or_exit, number)
 
 
 class SignalFilter:
     """Ignores a signal that is repeated within a second: `timeout` and Slurm send each signal twice."""
 
-    heeded_at: ClassVar[float] = -math.inf  # when this process last accepted a signal of `ENDING`
+    heeded: ClassVar[int] = signal.SIGINT  # the signal of `ENDING` that this process last accepted
+    heeded_at: ClassVar[float] = -math.inf  # the time of that
 
     def __init__(self) -> None:
         self._number = 0
@@ -225,14 +228,14 @@ class SignalFilter:
             return False
         self._number, self._at = number, time.monotonic()
         if number in ENDING:
-            SignalFilter.heeded_at = self._at
+            SignalFilter.heeded, SignalFilter.heeded_at = number, self._at
         return True
 
 
 async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> int:
     SignalFilter.heeded_at = -math.inf
     if threading.current_thread() is threading.main_thread():
-        _cancel_on_ctrl_c()
+        _cancel_on_ctrl_c(ENDING if command.ends_in_order else ())
     try:
         return await _run_with_timeout(command, options)
     finally:

@@ -214,7 +214,7 @@ async def _play_demo(director: _DemoDirector) -> None:
         director.narrate("every node has ended")
 
 
-@command("demo", "an elastic run on this machine: join, kill, regroup, grow, close")
+@command("demo", "an elastic run on this machine: join, kill, regroup, grow, close", ends_in_order=True)
 async def _run_demo(_: argparse.Namespace) -> int:
     director = _DemoDirector(print)
     try:

@@ -1,8 +1,8 @@
 """`rdzv serve` serves a store that outlives the nodes of its runs, also under a service manager.
 
-systemd is notified once the store listens (https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or
-SIGINT shuts the server down; another such signal, a second or more later, ends the server at once. After SIGHUP an
-authority removed from the file stays trusted until a restart, as OpenSSL cannot remove it.
+systemd is notified once the store listens (https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM,
+SIGINT or SIGQUIT shuts the server down; another such signal, a second or more later, ends the server at once. After
+SIGHUP an authority removed from the file stays trusted until a restart, as OpenSSL cannot remove it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rdzv.backends.builtin import client_of
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import http_module
 from rdzv.backends.succession import HostSuccession
-from rdzv.cli.command import DONE, ENDING, Argument, SignalFilter, argument_type, command, flag, handle_signal, option
+from rdzv.cli.command import DONE, Argument, SignalFilter, argument_type, command, flag, handle_signal, option
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
 from rdzv.config.parameters import Parameter
@@ -45,7 +45,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 EVERY_ADDRESS, LOOPBACK = "", "localhost"  # addresses for IPv4 and IPv6
 TIDY_EVERY = 60.0  # seconds between checks for clients; a long garbage collection runs only while none is connected
-AT_ONCE = 1  # the exit status after a second SIGTERM or SIGINT
+AT_ONCE = 1  # the exit status after a second such signal
 LOOK_EVERY: Final = 0.2  # seconds between checks whether another host serves the store
 ENDS_WITHIN: Final = 5.0  # seconds for clients to move to the next host
 
@@ -127,11 +127,10 @@ async def _serve_store(options: argparse.Namespace) -> int:
         if stop.is_set():
             os._exit(AT_ONCE)
         stop.set()
-        for also in ENDING:
-            handle_signal(also, on_stop_signal, also)
+        handle_signal(signal.SIGHUP, on_stop_signal, signal.SIGHUP)
         _print_line(f"{number.name}: leaving; again after a second: at once")
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         handle_signal(number, on_stop_signal, number)
     handle_signal(signal.SIGHUP, _reload_credentials, credentials, tls)
     if options.hosts is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -287,10 +288,8 @@ async def run(_):
         print("ending", flush=True)
         await asyncio.sleep(0.3)
 
-try:
-    run_command(Command(name="slow", help="", run=run), argparse.Namespace(debug=False, verbose=False))
-except KeyboardInterrupt:
-    sys.exit(130)
+slow = Command(name="slow", help="", run=run, ends_in_order="in order" in sys.argv)
+sys.exit(run_command(slow, argparse.Namespace(debug=False, verbose=False)))
 """
 
 
@@ -303,6 +302,39 @@ async def test_a_signal_right_after_ctrl_c_lets_a_command_end_in_good_order(agai
         await child.line("ending")
         child.send_signal(again)
         assert await child.wait() == 130
+
+
+async def send_at_once(child: Child, *numbers: signal.Signals) -> None:
+    """Send signals that a process sees in the same moment: it gets all of them before it handles one."""
+    child.send_signal(signal.SIGSTOP)
+    await asyncio.to_thread(os.waitid, os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    for number in (*numbers, signal.SIGCONT):
+        child.send_signal(number)
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations_with_replacement(ENDING, 2)))
+async def test_a_command_that_ends_in_order_does_so_at_any_two_signals_of_one_moment(
+    pair: tuple[signal.Signals, signal.Signals],
+) -> None:
+    """Regression: SIGTERM killed `rdzv demo` before its loop had seen the Ctrl-C."""
+    async with start_python("-c", ENDS_SLOWLY, "in order") as child:
+        await child.line("begun")
+        await send_at_once(child, *pair)
+        await child.line("ending")
+        assert await child.wait() in {128 + number for number in pair}
+
+
+@pytest.mark.parametrize("second", ENDING)
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
+async def test_a_server_ends_cleanly_at_any_two_signals_of_one_moment(
+    first: signal.Signals, second: signal.Signals
+) -> None:
+    """Regression: SIGQUIT killed a server beside the SIGTERM or Ctrl-C that it was about to heed."""
+    async with inheriting("serve", "--port", "0") as child:
+        await child.says("listens on")
+        await send_at_once(child, first, second)
+        await child.says("connections are told")
+        assert await child.wait() == 0
 
 
 @pytest.mark.parametrize("others", [True, False])
