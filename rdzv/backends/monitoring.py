@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import importlib
 import logging
+import resource
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import store.sync
 from rdzv.errors import RendezvousSettingsError
+from store.net.sockets import SPARE_FILES, open_file_count
 from store.net.tasks import cancel_and_wait
 from store.printable import escape_arguments
 
@@ -63,6 +65,12 @@ def serve_embedded(
     the store would be open to every machine.
     """
     port_of_page, insecure = settings.http_port, settings.insecure
+    nodes, most = settings.min_nodes or 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    files = open_file_count() + SPARE_FILES + nodes
+    if nodes > 1 and most != resource.RLIM_INFINITY and most < files:
+        raise RendezvousSettingsError(
+            f"the limit of open files is {most}, and the store of a run of {nodes} nodes needs {files}; raise ulimit -n"
+        )
     app = None if port_of_page is None else http_module("app", "http_port")  # without the extra, raise before the start
     token, tls = credentials.server_token(renews=True), credentials.server_tls(renews=True)
     store_serving = store.sync.serve(

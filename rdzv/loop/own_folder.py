@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import shutil
 import tempfile
 import time
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOCK: Final = ".lock"
+BYTES_TRIED: Final = 4  # bytes that `tempfile` writes to each folder that it tries
 LEFT_AFTER: Final = 60.0  # seconds; a younger folder without a lock may be under construction
 
 
@@ -27,6 +29,8 @@ def make_process_folder(prefix: str) -> Path:
     try:
         folder = Path(tempfile.mkdtemp(prefix=prefix))
     except FileNotFoundError as error:
+        if resource.getrlimit(resource.RLIMIT_FSIZE)[0] in range(BYTES_TRIED):
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG)) from error
         why = "no folder for temporary files can be written to; set TMPDIR to one that can"
         raise OSError(errno.EROFS, why) from error
     _lock_folder(folder)  # the lock lasts until the process ends: no code closes the descriptor

@@ -32,6 +32,7 @@ PROBES_ANSWERED = 1  # if more TCP probes than this are unanswered, the peer is 
 PASSED_ON = sys.platform == "linux"  # True if accepted connections inherit their listener's options
 SYSTEM_TELLS = sys.platform == "linux"  # True if the system tells how many bytes are not acknowledged
 LISTEN_ATTEMPTS = 5  # attempts to find one port that is free on several addresses
+SPARE_FILES = 64  # file descriptors that a server leaves to the rest of its process
 FILES_UNLIMITED = 1_048_576  # stands for "no limit": Linux's default for fs.nr_open
 
 OPTIONS = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]

@@ -21,7 +21,15 @@ from store.errors import StoreUsageError
 from store.net.address import Address, host_and_port, token_bytes
 from store.net.callers import register_served, unregister_served
 from store.net.process import process_identity
-from store.net.sockets import close_in_children, is_ctrl_c, listen_on, open_file_count, raised_file_limit, unregister
+from store.net.sockets import (
+    SPARE_FILES,
+    close_in_children,
+    is_ctrl_c,
+    listen_on,
+    open_file_count,
+    raised_file_limit,
+    unregister,
+)
 from store.net.standard_streams import open_before_uvloop
 from store.net.tasks import cancel_and_wait, running_loop
 from store.net.threads import in_thread
@@ -53,7 +61,6 @@ log: logging.Logger = logging.getLogger(__name__)
 WARN_EVERY = 5.0  # seconds between checks of the limits
 LOOK_EVERY = 0.1  # seconds; leases lapse at most this late. A third of `leases.STALL_AFTER`.
 LOOK_LEAST = 0.001  # seconds; a shorter sleep may be below the clock's resolution
-SPARE_FILES = 64  # file descriptors left to the rest of the process
 SPEAKS_TLS = Rejection("protocol", "this port speaks TLS, and the client does not: use tcps:// with ca=")
 
 

@@ -11,6 +11,7 @@ import importlib.util
 import io
 import os
 import pty
+import re
 import resource
 import shutil
 import signal
@@ -63,6 +64,24 @@ def test_a_low_limit_of_open_files_is_an_error_with_the_number_needed(files: int
     assert done.stderr == (
         f"rdzv run: the limit of open files is {files}, and --nproc {processes} needs {needed}; raise ulimit -n\n"
     )
+
+
+@pytest.mark.parametrize("host", ["inside", "process"])
+def test_a_store_that_cannot_serve_the_fewest_nodes_of_its_run_is_refused(host: str) -> None:
+    """Regression: it admitted one connection, and the two nodes waited for `join_timeout`."""
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=2&host={host}"
+    done = ran(["run", url, "--", "true"], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (70, 70)))
+    said = r"rdzv run: the limit of open files is 70, and the store of a run of 2 nodes needs \d+; raise ulimit -n\n"
+    assert re.fullmatch(said, done.stderr), done.stderr
+    assert done.returncode == 121
+
+
+@pytest.mark.parametrize("most", [0, 1024])
+def test_a_low_limit_of_file_sizes_is_named(most: int) -> None:
+    """Regression: it said "File too large", or that no folder for temporary files can be written to."""
+    done = ran(alone("true"), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
+    assert done.stderr == f"rdzv run: File too large: this process may write files of {most} bytes; raise ulimit -f\n"
+    assert done.returncode == 120
 
 
 def said_without_a_file_left(work: str, *, left: int = 0) -> str:

@@ -14,10 +14,9 @@ import pytest
 import store
 import store.sync
 from store.limits import Limits
-from store.net.sockets import open_file_count
+from store.net.sockets import SPARE_FILES, open_file_count
 from store.server.accept.connection_table import ConnectionTable
 from store.server.accept.listener import EndWhenAlone, TcpListener
-from store.server.server import SPARE_FILES
 from tests.support.limits import limits_with
 
 
