@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import store.sync
 from rdzv.errors import RendezvousSettingsError
-from store.net.sockets import SPARE_FILES, open_file_count
+from store.net.sockets import files_needed
 from store.net.tasks import cancel_and_wait
 from store.printable import escape_arguments
 
@@ -66,8 +66,7 @@ def serve_embedded(
     """
     port_of_page, insecure = settings.http_port, settings.insecure
     nodes, most = settings.min_nodes or 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    files = open_file_count() + SPARE_FILES + nodes
-    if nodes > 1 and most != resource.RLIM_INFINITY and most < files:
+    if nodes > 1 and most != resource.RLIM_INFINITY and most < (files := files_needed(nodes)):
         raise RendezvousSettingsError(
             f"the limit of open files is {most}, and the store of a run of {nodes} nodes needs {files}; raise ulimit -n"
         )

@@ -242,6 +242,11 @@ def open_file_count() -> int:
     return 0
 
 
+def files_needed(connections: int) -> int:
+    """Return the limit of open files that lets a server of this process accept so many connections."""
+    return open_file_count() + SPARE_FILES + connections
+
+
 def _close_in_child() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for socks in list(_owned.values()):

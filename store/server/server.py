@@ -21,15 +21,7 @@ from store.errors import StoreUsageError
 from store.net.address import Address, host_and_port, token_bytes
 from store.net.callers import register_served, unregister_served
 from store.net.process import process_identity
-from store.net.sockets import (
-    SPARE_FILES,
-    close_in_children,
-    is_ctrl_c,
-    listen_on,
-    open_file_count,
-    raised_file_limit,
-    unregister,
-)
+from store.net.sockets import close_in_children, files_needed, is_ctrl_c, listen_on, raised_file_limit, unregister
 from store.net.standard_streams import open_before_uvloop
 from store.net.tasks import cancel_and_wait, running_loop
 from store.net.threads import in_thread
@@ -346,7 +338,7 @@ async def serve(
             stack.callback(journal.close, within=STOP_WITHIN / 3)
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
         server = Server(engine, token=wanted, clock=loop.time, secure=tls is not None, journal=journal)
-        allowed = files - open_file_count() - SPARE_FILES
+        allowed = files - files_needed(0)
         server.table.set_limit(allowed)
         # Do not let uvloop resolve the host: it would start libuv's threads, which crash a forked child at its end.
         listening = socks or await anyio.to_thread.run_sync(listen_on, host, port)

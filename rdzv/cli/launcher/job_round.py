@@ -44,6 +44,7 @@ KILL_WITHIN: Final = 5.0  # seconds to wait for killed processes
 # Seconds by which a forked rank 0 starts before the other ranks. A rank that connects before PyTorch's rank 0 listens
 # waits half a second. Processes that are not forked get no head start: the durations of their imports differ more.
 HEAD_START: Final = 0.1
+CONTINUE_EVERY: Final = 1.0  # seconds until a stopped guard is continued
 LOOK_AGAIN: Final = 0.05  # seconds between checks of the checkpoint file; no portable call reports a change
 
 
@@ -125,6 +126,7 @@ class JobRound:
         start_reading_steps(self._handler, self._workplace.beats)
         async with self._handler.changes() as changes, anyio.create_task_group() as listening:
             listening.start_soon(self._watch_changes, changes)
+            listening.start_soon(self._continue_guards)
             listening.start_soon(self._handler.call, self.monitor.wait_for_end())
             for process in self._processes:
                 listening.start_soon(self._on_process_end, process)
@@ -170,6 +172,12 @@ class JobRound:
         async for change in changes:
             if isinstance(change, Wished):
                 self._heard.put_nowait(change)
+
+    async def _continue_guards(self) -> None:
+        while True:
+            await anyio.sleep(CONTINUE_EVERY)
+            for process in self._processes:
+                process.continue_guard()
 
     async def _on_process_end(self, process: Process) -> None:
         await process.wait()

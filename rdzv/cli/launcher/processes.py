@@ -113,9 +113,15 @@ class Process:
     def send_signal(self, number: int) -> None:
         """Send the process's group a signal, which does not count for `ask_to_end`."""
         if self._control is not None and self.status is None:
-            with contextlib.suppress(BrokenPipeError, ProcessLookupError):
+            with contextlib.suppress(BrokenPipeError):
                 os.write(self._control, bytes([number]))
-                os.kill(self._guarded.pid, signal.SIGCONT)  # the guard may be stopped
+            self.continue_guard()
+
+    def continue_guard(self) -> None:
+        """Continue the guard if it is stopped, for example by SIGSTOP: it would not notice the end of its process."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._guarded.pid, signal.SIGCONT)
 
     async def finish_output(self) -> None:
         """Pass on the rest of the process's output, and close its files."""

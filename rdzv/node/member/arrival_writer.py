@@ -95,7 +95,7 @@ class ArrivalWriter:
                 lease.keep(sent_at=sent_at, on_lapse=partial(part.note_lease_lost, lease), note=part.keep_alive_note)
             if run is not None:
                 self._note_run_lease(run, result.results[2])
-            if role is not None and not await self._confirm_role(role, result, sent_at):
+            if role is not None and not self._confirm_role(role, result):
                 role = None
             if part.arrival.on_written(result.revision):
                 part.end_membership("this node has gone on to the next round")
@@ -177,13 +177,10 @@ class ArrivalWriter:
             id, ttl = noted.lease, float(noted.value)
         self._link.known_run_lease = Lease(self._link.store, id=id, ttl=ttl)
 
-    async def _confirm_role(self, role: CoordinatorRole, result: TransactionResult, sent_at: float) -> bool:
+    def _confirm_role(self, role: CoordinatorRole, result: TransactionResult) -> bool:
         there = result.results[-1]
         if isinstance(there, Entry):
             self._link.follower.note_coordinator(there, revision=result.revision)
-            return False
-        if sent_at != role.sent_at:  # slow: the node's lease was renewed, so the role's shorter one may have expired
-            await role.lease.release()
             return False
         role.term = result.revision
         return True

@@ -110,6 +110,16 @@ async def test_a_process_does_not_outlive_its_guard_nor_its_launcher(server: str
         await until(lambda: not Path(f"/proc/{process['pid']}").exists())
 
 
+@pytest.mark.parametrize("flags", [(), ("--preload", "json")], ids=["new", "warm"])
+async def test_the_end_of_a_process_is_noticed_while_its_guard_is_stopped(server: str, flags: tuple[str, ...]) -> None:
+    """Regression: it was noticed at the next signal only."""
+    async with node(f"{server}/job?min_nodes=1", "a", "--no-prefix", *flags) as a:
+        process = await started(a)
+        os.kill(process["guard"], signal.SIGSTOP)
+        os.kill(process["pid"], signal.SIGKILL)
+        assert await a.wait(timeout=10) == 128 + signal.SIGKILL
+
+
 # ------------------------------------------------------------------------------------------ signals for the command
 
 LISTENER = """
