@@ -166,7 +166,7 @@ def run_command(command: Command, options: argparse.Namespace) -> int:
             say_error(f"rdzv {command.name}: {printable(message_of(error), most=ERROR_LETTERS_MOST)}")
             status = command.ends_with(options, command.exit_status_offset + _exit_status_of(error))
     try:
-        print(end="", flush=True)
+        sys.stdout.flush()  # even an empty write would wait for a terminal that another thread cannot write to
     except OSError:  # discard the output, or Python writes it again at exit, and exits with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     flush_errors()
@@ -193,22 +193,25 @@ def handle_signal(number: signal.Signals, callback: Callable[..., object], *argu
 
 def _cancel_on_ctrl_c(also: Iterable[signal.Signals]) -> None:
     """Cancel the command at Ctrl-C and at the signals `also`; at a signal of `ENDING` a second later, exit."""
-    wish, task, was_told = SignalFilter(), asyncio.current_task(), False
+    wish, task, loop, was_told = SignalFilter(), asyncio.current_task(), asyncio.get_running_loop(), False
 
-    def cancel_or_exit(number: signal.Signals) -> None:
+    def cancel_or_exit(number: int, _: object) -> None:
         nonlocal was_told
         if wish.accept(number):
             if was_told:
                 os._exit(128 + number)
             was_told = True
             assert task is not None, "a command runs in one"
-            task.cancel()
+            loop.call_soon_threadsafe(task.cancel)
             for other in ENDING:
                 if signal.getsignal(other) is signal.SIG_DFL:  # the command does not handle this signal
-                    handle_signal(other, cancel_or_exit, other)
+                    signal.signal(other, cancel_or_exit)
 
+    # Not the loop's handlers: an unread standard output may hold up the loop, and the second signal must still end it.
     for number in (signal.SIGINT, *also):
-        handle_signal(number, cancel_or_exit, number)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, cancel_or_exit)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
 
 class SignalFilter:

@@ -304,6 +304,18 @@ async def test_a_signal_right_after_ctrl_c_lets_a_command_end_in_good_order(agai
         assert await child.wait() == 130
 
 
+async def test_a_second_ctrl_c_ends_a_command_whose_output_is_not_read() -> None:
+    """The write holds up the loop, which does not hear of signals meanwhile."""
+    blocks = "import os; writing = os.pipe()[1]\n    while True:\n        os.write(writing, bytes(65_536))\n"
+    async with start_python("-c", ENDS_SLOWLY.replace("try:", f"{blocks}    try:")) as child:
+        await child.line("begun")
+        async with asyncio.timeout(10):
+            while child.returncode is None:
+                child.interrupt()
+                await asyncio.sleep(0.3)
+        assert await child.wait() == 130
+
+
 async def send_at_once(child: Child, *numbers: signal.Signals) -> None:
     """Send signals that a process sees in the same moment: it gets all of them before it handles one."""
     child.send_signal(signal.SIGSTOP)

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from typing import TYPE_CHECKING
 
@@ -65,6 +67,32 @@ async def test_a_store_serves_also_if_its_standard_error_is_not_read() -> None:
         assert await asyncio.to_thread(process.wait, 20) == 0
         assert time.monotonic() - began < 6
         os.close(reading)
+
+
+@contextlib.contextmanager
+def on_a_stopped_terminal(*words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a command on a terminal whose output is stopped, as by Ctrl-S."""
+    ours, terminal = pty.openpty()
+    termios.tcflow(terminal, termios.TCOOFF)
+    command = [sys.executable, "-m", "rdzv", *words]
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=terminal, stderr=terminal) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+            for end in (ours, terminal):
+                os.close(end)
+
+
+async def test_a_server_ends_on_a_stopped_terminal(tmp_path: Path) -> None:
+    """Regression: even an empty write to standard output waits while another thread writes to the terminal."""
+    file = tmp_path / "port"
+    with on_a_stopped_terminal("serve", "--port", "0", "--port-file", str(file)) as process:
+        async with asyncio.timeout(20):
+            while not file.exists():  # noqa: ASYNC110  another process makes it
+                await asyncio.sleep(0.01)
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, 20) == 0
 
 
 async def test_a_job_ends_also_if_its_standard_error_is_not_read() -> None:
