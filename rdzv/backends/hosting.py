@@ -16,9 +16,9 @@ import asyncio
 import contextlib
 import errno
 import logging
-import threading
 from abc import ABC, abstractmethod
 from ssl import CERT_REQUIRED
+from threading import Event
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -187,7 +187,7 @@ class StoreStarter(ABC):
         self._task: asyncio.Task[HostedStore | None] | None = None
         self._asked = asyncio.Event()  # set after the first attempt
         self._settled = asyncio.Event()
-        self._gives_up = threading.Event()  # ends the start of a store in its own process
+        self._gives_up = Event()  # ends the start of a store in its own process
         self.problem: str = ""  # why no store starts here, or no host serves; empty if unknown
 
     @abstractmethod
@@ -344,9 +344,7 @@ class OneHostStarter(StoreStarter):
         return False
 
 
-def host_if_needed(
-    settings: Settings, credentials: Credentials, gives_up: threading.Event | None = None
-) -> HostedStore | None:
+def host_if_needed(settings: Settings, credentials: Credentials, gives_up: Event | None = None) -> HostedStore | None:
     """Start the store if `is_host` is set or this machine is the URL's host; raise PortTakenError for a taken port."""
     if settings.is_host is False:
         return None
@@ -387,12 +385,9 @@ def serve_store_on(
     bound: BindAddress,
     port: int,
     listeners: Sockets | None = None,
-    gives_up: threading.Event | None = None,
+    gives_up: Event | None = None,
 ) -> HostedStore:
-    """Start the embedded store at an address, or on bound sockets; raise `OSError` if the address cannot be bound.
-
-    Another thread sets `gives_up` to end the start of a store in its own process.
-    """
+    """Start the embedded store at an address, or on bound sockets; raise `OSError` if the address cannot be bound."""
     server: Server | StoreProcess
     try:
         if settings.host == "process":

@@ -92,8 +92,6 @@ class StoreProcess:
         if told is None or isinstance(told, Exception):
             self.close()
             raise told or OSError(0, NOT_STARTED)
-        self.url: str
-        self.store_id: str
         self.url, self.store_id = told
         self._serves = True
 

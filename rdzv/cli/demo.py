@@ -22,7 +22,7 @@ import anyio
 
 import rdzv
 import store
-from rdzv.cli.command import DONE, FAILED, command
+from rdzv.cli.command import DONE, FAILED, command, say
 from store.net.tasks import cancel_and_wait
 from store.net.threads import new_loop
 
@@ -216,7 +216,7 @@ async def _play_demo(director: _DemoDirector) -> None:
 
 @command("demo", "an elastic run on this machine: join, kill, regroup, grow, close", ends_in_order=True)
 async def _run_demo(_: argparse.Namespace) -> int:
-    director = _DemoDirector(print)
+    director = _DemoDirector(say)
     try:
         await _play_demo(director)
     except _DemoFailed as failure:

@@ -285,19 +285,22 @@ def test_an_interrupt_while_a_command_is_imported_is_no_traceback(monkeypatch: p
     assert cli.main(["ping", "tcp://127.0.0.1"]) == 130
 
 
+@pytest.mark.parametrize("name", ["token", "demo"])
 @pytest.mark.parametrize(
     ("reader", "status", "says"), [("nobody", 0, ""), ("full", 1, "standard output: No space left on device\n")]
 )
-def test_output_that_cannot_be_written_ends_with_an_exit_status_of_rdzv(reader: str, status: int, says: str) -> None:
+def test_output_that_cannot_be_written_ends_with_an_exit_status_of_rdzv(
+    name: str, reader: str, status: int, says: str
+) -> None:
     """Regression: Python flushed again at exit, failed with two more lines, and exited with 120."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reading, writing = os.pipe() if reader == "nobody" else (None, os.open("/dev/full", os.O_WRONLY))
     if reading is not None:
         os.close(reading)
-    command = [sys.executable, "-m", "rdzv", "token"]
+    command = [sys.executable, "-m", "rdzv", name]
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     os.close(writing)
-    assert (done.returncode, done.stderr) == (status, says and f"rdzv token: {says}")
+    assert (done.returncode, done.stderr) == (status, says and f"rdzv {name}: {says}")
 
 
 def test_a_broken_pipe_that_is_not_the_output_is_no_success(
