@@ -38,7 +38,6 @@ log: logging.Logger = logging.getLogger(__name__)
 LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
 POLL_EVERY: Final = 0.1  # seconds between checks whether clients are connected, or the start is given up
 ENDS_WITHIN: Final = 15.0  # seconds for an answer, and for the process to end, before it is killed; a server ends in 10
-NOT_STARTED: Final = "the store's process has ended, or has not answered within join_timeout"
 HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix", "limits", "min_nodes")
 # Full paths, and the folder of this package: `sys.path` may have relative ones, and the program may `chdir`.
 IMPORTED_FROM: Final = (*map(os.path.abspath, sys.path), str(Path(__file__).parents[2]))
@@ -91,7 +90,7 @@ class StoreProcess:
         told = self._ask((os.getpid(), level, url, chosen, address, port), settings.join_timeout, gives_up)
         if told is None or isinstance(told, Exception):
             self.close()
-            raise told or OSError(0, NOT_STARTED)
+            raise told or OSError(0, "the store's process has ended, or has not answered within join_timeout")
         self.url, self.store_id = told
         self._serves = True
 

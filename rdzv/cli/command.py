@@ -166,7 +166,7 @@ def run_command(command: Command, options: argparse.Namespace) -> int:
             say_error(f"rdzv {command.name}: {printable(message_of(error), most=ERROR_LETTERS_MOST)}")
             status = command.ends_with(options, command.exit_status_offset + _exit_status_of(error))
     try:
-        sys.stdout.flush()  # even an empty write would wait for a terminal that another thread cannot write to
+        sys.stdout.flush()  # even an empty write may wait for a stopped terminal
     except OSError:  # discard the output, or Python writes it again at exit, and exits with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     flush_errors()
@@ -207,7 +207,7 @@ def _cancel_on_ctrl_c(also: Iterable[signal.Signals]) -> None:
                 if signal.getsignal(other) is signal.SIG_DFL:  # the command does not handle this signal
                     signal.signal(other, cancel_or_exit)
 
-    # Not the loop's handlers: an unread standard output may hold up the loop, and the second signal must still end it.
+    # Not the loop's handlers: an unread standard output may hold up the loop.
     for number in (signal.SIGINT, *also):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, cancel_or_exit)
@@ -242,8 +242,7 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
     try:
         return await _run_with_timeout(command, options)
     finally:
-        # `timeout` and Slurm send a signal twice. Keep the handlers: a loop that ends, or Python at exit, would restore
-        # the default actions, and the second signal would kill this process.
+        # Keep the handlers for a repeated signal: a loop that ends, or Python at exit, would remove them.
         if SignalFilter.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
             _set_end_handlers(_exit_if_repeated)  # else unread output would keep Python from exiting

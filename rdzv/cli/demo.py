@@ -1,8 +1,7 @@
 """`rdzv demo` plays an elastic run with real processes on this machine, prints each event, and verifies the run.
 
-Each node is a process of this module. In each round a node does a small all-reduce over the round's store, and prints
-the result as a line of JSON; at the end of the round it prints why the round ended. The nodes' parent, the director,
-serves the store, starts the nodes, kills one, starts a replacement, and checks the nodes' lines.
+Each node is a process of this module. In each round it does a small all-reduce, and prints the result as JSON. The
+nodes' parent, the director, serves the store, starts nodes, kills one, and checks what they print.
 """
 
 from __future__ import annotations
@@ -37,13 +36,10 @@ VICTIM: Final = "cleo"
 REPLACEMENT: Final = "eve"
 REACHED_WITHIN: Final = 5.0  # seconds to connect to the store over loopback
 VECTOR: Final = 4  # numbers in the all-reduce
-
-STEP_WITHIN: Final = 120.0
-"""The time limit of each step of the demo, in seconds. Only on a busy machine does a step take more than one second."""
+STEP_WITHIN: Final = 120.0  # seconds for each step; only on a busy machine does a step take more than one
 
 SETTINGS: Final = f"min_nodes=2&max_nodes={len(NODES)}&last_call_timeout={STEP_WITHIN:g}&ttl=60"
-"""The long `ttl` keeps a busy machine from losing a node, and the long last call keeps a round from beginning without a
-slow node. A killed process is noticed after `gone_ttl`, not after `ttl`."""
+"""On a busy machine no node is lost, and no round begins without a slow node; a killed process is noticed at once."""
 
 LAST_WORDS: Final = 20  # lines of a dead node's output that are shown
 
@@ -118,7 +114,7 @@ class _DemoDirector:
         self._tell(f"{(time.monotonic() - self._began) * 1000:7.0f} ms  {text}")
 
     async def start_node(self, name: str, url: str, *, what: str = "starts") -> None:
-        # In its own session the node gets no Ctrl-C, at which it would print a traceback. The director ends the node.
+        # In its own session the node gets no Ctrl-C: the director ends the node.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rdzv.cli.demo", name, url),
             stdin=PIPE,
@@ -188,7 +184,7 @@ async def _play_demo(director: _DemoDirector) -> None:
         survivors = everyone - {VICTIM}
         killed_at = director.kill_node(VICTIM)
         over = await director.wait_for_reports(survivors, "over")
-        # A slow node may only report that the other nodes meet again, but at least one node must name the victim.
+        # A slow node may only report that the others meet again.
         if not any(VICTIM in said["reason"] for said in over.values()):
             raise _DemoFailed(f"nobody misses {VICTIM}: {over}")
         told = max(said["at"] for said in over.values()) - killed_at

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOCK: Final = ".lock"
-BYTES_TRIED: Final = 4  # bytes that `tempfile` writes to each folder that it tries
 LEFT_AFTER: Final = 60.0  # seconds; a younger folder without a lock may be under construction
 
 
@@ -29,7 +28,7 @@ def make_process_folder(prefix: str) -> Path:
     try:
         folder = Path(tempfile.mkdtemp(prefix=prefix))
     except FileNotFoundError as error:
-        if resource.getrlimit(resource.RLIMIT_FSIZE)[0] in range(BYTES_TRIED):
+        if resource.getrlimit(resource.RLIMIT_FSIZE)[0] in range(4):  # `tempfile` tries to write four bytes
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG)) from error
         why = "no folder for temporary files can be written to; set TMPDIR to one that can"
         raise OSError(errno.EROFS, why) from error

@@ -159,8 +159,7 @@ class RoundMonitor:
             # This member has finished, so it reaches no agreed step. If other members stop unfinished, all meet again.
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
         if self.phase is WorkPhase.AT_WORK and progress.live < round.size and round.in_steps and not gate.decided:
-            # A member has rejoined without an agreed stop: its step failed, and it could not ask the store which member
-            # failed first. Other members may wait for it in that step.
+            # A member has rejoined without an agreed stop: its step failed, and others may wait for it in that step.
             return Ending(kind=EndKind.LEFT, reason="left: a member meets again, and all had not agreed to")
         return None
 

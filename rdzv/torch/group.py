@@ -140,8 +140,7 @@ class RoundGroup:
         if self._uses_gloo:
             self._sockets.shut_down()
             if self._making.locked():
-                # Shut down sockets in a new thread: gloo retries for ten seconds, and the caller of `abort` may be the
-                # node's thread, which must renew leases.
+                # Shut down sockets in a new thread: gloo retries for ten seconds, and this may be the node's thread.
                 threading.Thread(target=self._shut_down_until_made, name="rdzv group abort", daemon=True).start()
         aborting = self._aborting
         if self._uses_nccl and abort_process_group is not None and (aborting is None or not aborting.is_alive()):
@@ -160,8 +159,7 @@ class RoundGroup:
             self._aborting.join()  # the thread of `_abort_all` may be destroying the groups
         if dist.is_initialized():
             destroy_process_groups()
-        # For each group PyTorch wraps `sys.excepthook`, to put the rank before each line, and never unwraps it: after a
-        # thousand rounds the hook would fail.
+        # For each group PyTorch wraps `sys.excepthook`, and never unwraps it: after a thousand rounds it would fail.
         if self._excepthooks is not None and sys.excepthook is self._excepthooks[1]:
             sys.excepthook = self._excepthooks[0]
 

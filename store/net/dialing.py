@@ -185,7 +185,7 @@ def exhausted_limit(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         text = f"{error.strerror}: this process may write files of {most} bytes; raise ulimit -f"
-        return "" if most == resource.RLIM_INFINITY else text  # without this limit, the file system has one
+        return "" if most == resource.RLIM_INFINITY else text
     if (isinstance(error, OSError) and error.errno == errno.EAGAIN) or "can't start new thread" in str(error):
         most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
         allowed = "any number" if most == resource.RLIM_INFINITY else most

@@ -243,7 +243,7 @@ def open_file_count() -> int:
 
 
 def files_needed(connections: int) -> int:
-    """Return the limit of open files that lets a server of this process accept so many connections."""
+    """Return the limit of open files that lets a server accept so many connections."""
     return open_file_count() + SPARE_FILES + connections
 
 

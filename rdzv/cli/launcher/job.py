@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 NPROC: Final = "nproc"
 
-# Environment variables with paths. The job writes the first file at each checkpoint, PyTorch's `@record` the second at
-# an error.
+# Environment variables with paths: the job writes the first file at a checkpoint, `@record` the second at an error.
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 SIGNALLED: Final = 128  # a process ended by signal N counts as exit status 128 + N

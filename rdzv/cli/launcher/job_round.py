@@ -38,11 +38,10 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# The reason for closing a successful run. A node that waits to join a run closed for this reason ends without an error.
+# The reason for closing a successful run. A node that waits to join such a run ends without an error.
 SUCCEEDED: Final = "the command has succeeded on every node"
 KILL_WITHIN: Final = 5.0  # seconds to wait for killed processes
-# Seconds by which a forked rank 0 starts before the other ranks. A rank that connects before PyTorch's rank 0 listens
-# waits half a second. Processes that are not forked get no head start: the durations of their imports differ more.
+# Seconds by which a forked rank 0 starts first: a rank that connects before PyTorch's rank 0 listens waits 0.5 s.
 HEAD_START: Final = 0.1
 CONTINUE_EVERY: Final = 1.0  # seconds until a stopped guard is continued
 LOOK_AGAIN: Final = 0.05  # seconds between checks of the checkpoint file; no portable call reports a change

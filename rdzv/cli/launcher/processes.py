@@ -118,7 +118,7 @@ class Process:
             self.continue_guard()
 
     def continue_guard(self) -> None:
-        """Continue the guard if it is stopped, for example by SIGSTOP: it would not notice the end of its process."""
+        """Continue a stopped guard, which would not notice the end of its process."""
         if self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._guarded.pid, signal.SIGCONT)

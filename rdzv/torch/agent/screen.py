@@ -149,8 +149,7 @@ class Screen:
             log.warning("run %s: %s; %s", self._run_id, ending.reason, then)
 
     def _log_cost(self, handler: sync.Handler) -> None:
-        # If the run is closed or the store unreachable, the cost is not logged; the error is logged elsewhere.
-        with contextlib.suppress(RendezvousError):
+        with contextlib.suppress(RendezvousError):  # the error is logged elsewhere
             _, _, cost = handler.account()
             log.info("run %s so far: %s", self._run_id, str(cost).removeprefix(f"{self._run_id}: "))
 
