@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TIMEOUT", "BlockingLease", "BlockingStore", "BlockingWatch", "Lease", "LeaseLike", "Store", "Watch"]
 
 DEFAULT_TIMEOUT = 30.0  # seconds per call, unless the client or the call has another
+NOT_OPEN = "the watch is not open: read it in `async with client.watch(prefix) as watch:`, or `with`"
 
 
 class Watch(ABC):

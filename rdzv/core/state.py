@@ -300,8 +300,8 @@ class NodesGone:
 
     count: int
     node_ids: tuple[str, ...] = ()
-    addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
-    reasons: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
+    addresses: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    reasons: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 class NodesLost(NodesGone):

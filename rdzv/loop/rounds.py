@@ -24,6 +24,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, TypeVar, Unpack
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from rdzv.backends.builtin import create_handler
 from rdzv.config.config_errors import refuse, shown
@@ -145,5 +146,8 @@ class Round(BodyCalls):
 
     async def _leave_body(self) -> NoReturn:
         self._scope.cancel()
-        await self._left.wait()  # cancelled in the body's task; another task waits until the body has ended
+        if asyncio.current_task() is self._body:
+            await checkpoint()  # cancelled here, unless a scope of the body shields it
+        else:
+            await self._left.wait()
         raise RoundChanged(f"{self!r} is over")

@@ -198,6 +198,7 @@ class BlockingStream(Generic[T]):
         self._call = call
         self._stream: AsyncIterator[T] | None = None
         self._turn = asyncio.Lock()  # held during each read, in the node's loop
+        self._reading: anyio.CancelScope | None = None  # of the last read
         self._taken: list[T] = []  # items that `poll` read but has not returned
 
     def __enter__(self) -> Self:
@@ -205,8 +206,12 @@ class BlockingStream(Generic[T]):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stream = None
+
         async def close_stream() -> None:
-            async with self._turn:  # wait for an interrupted read, which continues in the loop
+            if self._reading is not None:
+                self._reading.cancel()  # ends the iteration of another thread
+            async with self._turn:
                 await self._opened.__aexit__(None, None, None)
 
         with contextlib.suppress(RendezvousStateError):  # the handler is closed
@@ -225,11 +230,11 @@ class BlockingStream(Generic[T]):
         """Return the next item; None if none came within `timeout` seconds, or none will come."""
         stream = self._stream
         if stream is None:
-            raise RendezvousStateError("changes are entered first: with handler.changes() as changes")
+            raise RendezvousStateError("changes are read in `with handler.changes() as changes:`")
 
         async def read_one() -> None:
             async with self._turn:
-                with anyio.move_on_after(timeout), contextlib.suppress(StopAsyncIteration):
+                with anyio.move_on_after(timeout) as self._reading, contextlib.suppress(StopAsyncIteration):
                     self._taken.append(await anext(stream))
 
         if not self._taken:

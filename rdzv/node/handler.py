@@ -214,6 +214,7 @@ class Handler(NodeView, RendezvousHandler):
         wakeup, heard = ThreadSafeWakeup(), set[str]()
         with self.node.listeners.listening(wakeup):
             while True:
+                self.check_usable()
                 questions = self.node.head.questions
                 heard &= questions.keys()
                 for name, question in questions.items():

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from store import interface
 from store.calls import checked_timeout
 from store.client.channel import Channel, ClientState
-from store.errors import ConnectionLost, StoreError, StoreTimeoutError, WaitEnded, WatchCompacted
-from store.interface import DEFAULT_TIMEOUT
+from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WaitEnded, WatchCompacted
+from store.interface import DEFAULT_TIMEOUT, NOT_OPEN
 from store.limits import Limits
 from store.messages import Event, Grant, KeepAlive, Pong, Request, Response, Revoke, Transact, waits
 from store.net.racing import Addresses
@@ -229,6 +229,8 @@ class Watch(interface.BlockingWatch):
 
     def batches(self) -> Iterator[list[Event]]:
         """See `interface.Watch.batches`."""
+        if not self._id:
+            raise StoreUsageError(NOT_OPEN)
         for event in self._rest:
             yield [event]
         # Mark a yielded batch by an assignment, in which no signal's handler can raise; move the cursor afterwards.

@@ -15,7 +15,7 @@ from store.calls import checked_timeout
 from store.client.reconnecting import Reconnecting
 from store.client.timeouts import FAREWELL_WITHIN
 from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WatchCompacted
-from store.interface import DEFAULT_TIMEOUT
+from store.interface import DEFAULT_TIMEOUT, NOT_OPEN
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
 from store.net.process import process_identity
 from store.net.tasks import cancel_and_wait
@@ -53,11 +53,11 @@ class Watch(interface.Watch):
         self._held_bytes = 0
         self._overrun = False  # True if the watch is closed at the server until the reader has emptied the buffer
         self._news = asyncio.Event()
-        self._ended: StoreError | None = None
+        self._ended: StoreError | None = StoreUsageError(NOT_OPEN)
 
     async def __aenter__(self) -> Self:
         self._client.check_usable()
-        self._client.watching[self] = None
+        self._client.watching[self] = self._ended = None
         try:
             await self._open(self._client.timeout)
         except BaseException:
@@ -67,7 +67,7 @@ class Watch(interface.Watch):
 
     async def __aexit__(self, *_: object) -> None:
         self._client.watching.pop(self, None)
-        self.end(StoreUsageError("the watch is closed"))
+        self.end(StoreUsageError(NOT_OPEN))
         opening, self._opening = self._opening, None
         if opening is not None:
             await cancel_and_wait(opening)

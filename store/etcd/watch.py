@@ -15,6 +15,7 @@ import anyio
 from store import interface, messages
 from store.errors import StoreUsageError, WatchCompacted
 from store.etcd.codec import Failure, FailureKind, events_by_revision, prefix_span, range_of, spans, watch_requests
+from store.interface import NOT_OPEN
 from store.messages import Count, Event
 
 if TYPE_CHECKING:
@@ -43,11 +44,12 @@ class Watch(interface.Watch):
         self._stream: Subscription | None = None
         self.ready: deque[list[Event]] = deque()
         self._reset: Event | None = None  # the reset event to yield once the watch is open again
-        self._closed = False
+        self._closed = True
         self._population: int | None = None  # the number of keys under the prefix; None if unknown
 
     async def __aenter__(self) -> Self:
         deadline = anyio.current_time() + self._timeout
+        self._closed = False
         try:
             await self._while_usable(lambda: self._open(deadline, first=True))
         except BaseException:
@@ -71,7 +73,7 @@ class Watch(interface.Watch):
         """Wait until there is a list of events in `ready`."""
         while not self.ready:
             if self._closed:
-                raise StoreUsageError("the watch is closed")
+                raise StoreUsageError(NOT_OPEN)
             await self._while_usable(self._read_more)
 
     async def _read_more(self) -> None:

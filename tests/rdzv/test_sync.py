@@ -107,6 +107,13 @@ def test_changes_wait_for_news_and_end_with_the_context(url: str) -> None:
             assert next(changes) == NodesWaiting(1)
             member.leave()
             assert joining.result(timeout=60).world_size == 1
+            rest = pool.submit(list, changes)
+            while not changes._turn.locked():
+                pass
+            changes.__exit__()  # regression: it waited for the end of the other thread's read
+            rest.result(timeout=60)
+            with pytest.raises(RendezvousStateError, match="changes are read in `with"):
+                next(changes)  # regression: it waited for ever
 
 
 def test_statuses_tell_of_each_change_to_the_closing(url: str) -> None:

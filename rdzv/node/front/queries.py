@@ -12,6 +12,7 @@ import anyio
 
 from rdzv.core.state import Change, Closed
 from rdzv.errors import RendezvousStateError
+from rdzv.listeners import Listeners
 from rdzv.membership import changes_since
 from rdzv.node.link.wakeup import ThreadSafeWakeup
 
@@ -35,32 +36,36 @@ class Changes:
         self._seen: dict[type, Change] = {}
         self._of: Membership | None = None
         self._over = False  # `Closed` was returned
-        self._wakeup: ThreadSafeWakeup | None = None
+        self._is_entered = False
+        self._readers = Listeners()  # the waiting tasks
 
     async def __aenter__(self) -> Self:
         await self._connect()
-        self._wakeup = ThreadSafeWakeup()
-        self._node.listeners.add(self._wakeup)
+        self._node.listeners.add(self._readers)
+        self._is_entered = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._wakeup is not None:
-            self._node.listeners.remove(self._wakeup)
+        self._is_entered = False
+        self._node.listeners.remove(self._readers)
+        self._readers.notify()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Change:
-        if self._wakeup is None:
-            raise RendezvousStateError("changes are entered first: async with handler.changes() as changes")
-        while True:
-            if self._over:
-                raise StopAsyncIteration
-            change = self._next_change()
-            if change is not None:
-                return change
-            self._node.check_usable()
-            await self._wakeup.sleep_until(None)
+        wakeup = ThreadSafeWakeup()
+        with self._readers.listening(wakeup):
+            while True:
+                if not self._is_entered:
+                    raise RendezvousStateError("changes are read in `async with handler.changes() as changes:`")
+                if self._over:
+                    raise StopAsyncIteration
+                change = self._next_change()
+                if change is not None:
+                    return change
+                self._node.check_usable()
+                await wakeup.sleep_until(None)
 
     def _next_change(self) -> Change | None:
         """Return a change that was not returned yet. In a new round, no change counts as returned."""

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 
+import anyio
 import pytest
 
 import rdzv
@@ -54,6 +56,27 @@ async def test_a_body_that_never_yields_gets_a_loss_at_its_next_check(url: str, 
     (ending,) = endings
     assert ending is not None
     assert (ending.kind.value, ending.node_ids) == ("lost", ("killed",))
+
+
+async def test_a_check_in_a_shielded_scope_leaves_the_round(url: str) -> None:
+    """Regression: the scope kept the cancellation of the body from `check`, which waited for the end of the body."""
+
+    async def train(name: str) -> str | None:
+        async for round in rdzv.rounds(f"{url}/job?min_nodes=1&max_nodes=2&last_call_timeout=0", node_id=name):
+            async with round:
+                for step in itertools.count():
+                    with anyio.CancelScope(shield=True):
+                        await round.check(step)
+                        works.set()
+                        await anyio.sleep(0.001)
+                    if round.world_size == 2:
+                        return "both"
+        return None
+
+    works = asyncio.Event()
+    first = asyncio.create_task(train("a"))
+    await asyncio.wait_for(works.wait(), WITHIN)
+    assert set(await asyncio.wait_for(asyncio.gather(first, train("b")), WITHIN)) == {"both"}
 
 
 TRAINS = """

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+import store
+import store.sync
 from store import Event
 from store.client import client as watch_room
-from store.errors import ConnectionLost
+from store.errors import ConnectionLost, StoreUsageError
 from tests.support.stores import MemoryNetwork, connect_in_memory, serve_in_memory, taken
 
 virtual_time = pytest.mark.virtual_time
@@ -35,6 +37,25 @@ async def test_a_reader_that_lags_behind_its_client_is_caught_up_from_the_server
         assert [event.revision for event in await taken(watch, 200)] == list(range(1, 201))
         await writer.put("a", b"")
         assert [event.revision for event in await taken(watch, 1)] == [201]
+
+
+def test_a_watch_is_read_while_it_is_open() -> None:
+    """Regression: the reader of a watch that was never entered waited for ever; the blocking one connected."""
+
+    async def read() -> None:
+        async with store.connect(server.url) as client:
+            watch = client.watch("a")
+            for _ in range(2):
+                with pytest.raises(StoreUsageError, match="read it in `async with"):
+                    await asyncio.wait_for(anext(aiter(watch)), 5)
+                async with watch:
+                    await client.put("a", b"")
+                    assert (await anext(aiter(watch))).key == "a"
+
+    with store.sync.serve() as server, store.sync.connect(server.url) as client:
+        asyncio.run(read())
+        with pytest.raises(StoreUsageError, match="or `with`"):
+            next(iter(client.watch("a")))
 
 
 @virtual_time

@@ -50,10 +50,46 @@ async def test_a_caller_that_stopped_asking_for_changes_gets_them_later(how: str
         await asyncio.wait([joining])
 
 
-async def test_changes_are_entered_first() -> None:
+async def test_changes_are_read_only_while_they_are_entered() -> None:
+    """Regression: a reader waited for ever after the end of the context, and if another task left it meanwhile."""
     async with VirtualRun(min_nodes=1) as run:
-        with pytest.raises(RendezvousStateError, match="changes are entered first"):
-            await anext(run.handler("a").changes())
+        changes = run.handler("a").changes()
+        reading: list[asyncio.Task[Change]] = []
+        for _ in range(2):
+            with pytest.raises(RendezvousStateError, match="changes are read in `async with"):
+                await asyncio.wait_for(anext(changes), 1)
+            async with changes:
+                reading.append(asyncio.create_task(anext(changes)))
+                await asyncio.sleep(1)
+        await asyncio.wait(reading, timeout=1)
+        assert [type(each.exception()) for each in reading] == [RendezvousStateError] * 2
+
+
+async def test_all_tasks_that_wait_for_changes_are_woken() -> None:
+    """Regression: of two tasks that waited, the first was never woken."""
+    async with VirtualRun(min_nodes=1, max_nodes=2) as run:
+        a = run.handler("a")
+        await a.next_rendezvous()
+        async with a.changes() as changes:
+            reading = [asyncio.create_task(anext(changes)) for _ in range(2)]
+            await run.join(run.handler("b"))
+            await a.set_closed("enough")
+            assert {type(change) for change in await asyncio.wait_for(asyncio.gather(*reading), 5)} == {
+                NodesWaiting,
+                Closed,
+            }
+
+
+async def test_who_waits_for_questions_learns_that_the_handler_is_closed() -> None:
+    """Regression: the wait never ended."""
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        await a.next_rendezvous()
+        asking = asyncio.create_task(anext(a.questions()))
+        await asyncio.sleep(1)
+        await a.aclose()
+        with pytest.raises(RendezvousStateError, match="connect again"):
+            await asyncio.wait_for(asking, 5)
 
 
 async def test_a_drain_that_is_read_late_has_less_time_left() -> None:
