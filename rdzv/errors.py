@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import SupportsIndex
+from typing import SupportsIndex, TypeVar
 
 SIGNALLED = 128
 STATUS_MAX = 255  # the largest exit status of a process; in a shell, 128 + n means signal n
@@ -23,6 +23,17 @@ def valid_exit_status(status: SupportsIndex) -> tuple[int, str]:
 
 class RendezvousError(Exception):
     """The base of all errors of a rendezvous."""
+
+    of_run: str | None = None  # set in errors that report the end of a round: the id of its run
+
+
+SomeError = TypeVar("SomeError", bound=RendezvousError)
+
+
+def of_run(run_id: str | None, error: SomeError) -> SomeError:
+    """Return the error, which reports the end of a round of this run."""
+    error.of_run = run_id
+    return error
 
 
 class RendezvousNonRetryableError(RendezvousError):

@@ -82,10 +82,13 @@ def find_give_up(failure: BaseException | str | None) -> GiveUp | None:
     return next((leaf for leaf in _leaf_exceptions(failure) if isinstance(leaf, GiveUp)), None)
 
 
-def is_own_failure(failure: BaseException | str) -> bool | None:
-    """Return False if this failure only reports the round's end, None if it must end the process, else True."""
+def is_own_failure(failure: BaseException | str, run_id: str) -> bool | None:
+    """Return False if this failure only reports the round's end, None if it must end the process, else True.
+
+    None, too, if it reports the end of another run's round, whose block may enclose this round's block.
+    """
     leaves = () if isinstance(failure, str) else tuple(_leaf_exceptions(failure))
-    if not all(isinstance(leaf, Exception) for leaf in leaves):
+    if not all(isinstance(leaf, Exception) and getattr(leaf, "of_run", None) in {None, run_id} for leaf in leaves):
         return None
     return not leaves or not all(
         isinstance(leaf, RoundChanged | MembersLostError | RoundSupersededError) for leaf in leaves

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, cast
 
-from rdzv.errors import RendezvousSettingsError, RoundChanged
+from rdzv.errors import RendezvousSettingsError, RoundChanged, of_run
 from rdzv.loop.member import BodyCalls, LoopOptions, MemberOfRound, RoundLoop
 from store.calls import blocking, run_synchronously
 from store.net.threads import Flag
@@ -64,7 +64,7 @@ class Round(MemberOfRound):
 
     async def _leave_body(self) -> NoReturn:
         why = "its body has ended" if self.monitor.ending is None else self.monitor.ending.reason
-        raise RoundChanged(f"{self!r} is over: {why}")
+        raise of_run(self.run_id, RoundChanged(f"{self!r} is over: {why}"))
 
     @property
     def _awaited(self) -> BodyCalls:

@@ -199,7 +199,7 @@ class RoundMonitor:
             if self.ending is None:
                 await in_node(self._wait_until_all_finish())
             return Outcome.MEET_AGAIN
-        is_own = is_own_failure(failure)
+        is_own = is_own_failure(failure, self.node.run_id)
         if is_own is None:
             return Outcome.RAISE
         if not is_own or self.ended_abruptly:

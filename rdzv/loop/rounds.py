@@ -28,7 +28,7 @@ from anyio.lowlevel import checkpoint
 
 from rdzv.backends.builtin import create_handler
 from rdzv.config.config_errors import refuse, shown
-from rdzv.errors import RoundChanged
+from rdzv.errors import RoundChanged, of_run
 from rdzv.loop.member import BodyCalls, LoopOptions, OnWaiting, RoundLoop
 from rdzv.node.handler import Handler
 from rdzv.node.link.wakeup import ThreadSafeWakeup
@@ -150,4 +150,4 @@ class Round(BodyCalls):
             await checkpoint()  # cancelled here, unless a scope of the body shields it
         else:
             await self._left.wait()
-        raise RoundChanged(f"{self!r} is over")
+        raise of_run(self.run_id, RoundChanged(f"{self!r} is over"))

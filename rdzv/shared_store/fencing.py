@@ -18,6 +18,7 @@ from rdzv.errors import (
     RoundChanged,
     RoundSupersededError,
     SharedStoreTimeoutError,
+    of_run,
 )
 from store.errors import (
     ConditionFailed,
@@ -51,6 +52,7 @@ class OutOfTimeError(SharedStoreTimeoutError):
 class MembershipQueries:
     """Functions by which a shared store learns the state of this member and of the others."""
 
+    run_id: str | None = None
     superseded: Callable[[], str | None] = lambda: None  # returns why this node is no longer a member
     lost: Callable[[], tuple[str, ...]] | None = None  # returns the dead members; None: waits continue after a loss
     # Returns a context for a wait for members, given a function that returns the awaited keys in words.
@@ -156,23 +158,21 @@ class FencedCall:
             raise timed_out
         self.company.interrupted()
         if not lost:
-            raise RoundChanged(
-                f"the round is over for this member, and these keys may never come: {names_in_words(keys)}"
-            ) from timed_out
-        raise MembersLostError(
+            over = f"the round is over for this member, and these keys may never come: {names_in_words(keys)}"
+            raise of_run(self.company.run_id, RoundChanged(over)) from timed_out
+        why = (
             f"the round has lost {names_in_words(lost)}, and these keys may never come: {names_in_words(keys)}; "
-            f"call next_rendezvous to meet again, or write waits_end_on_loss=0 to wait on all the same",
-            node_ids=lost,
-        ) from timed_out
+            f"call next_rendezvous to meet again, or write waits_end_on_loss=0 to wait on all the same"
+        )
+        raise of_run(self.company.run_id, MembersLostError(why, node_ids=lost)) from timed_out
 
     def _lost_members(self) -> tuple[str, ...]:
         return self.company.lost() if self.company.lost is not None else ()
 
     def _superseded_error(self, reason: str) -> RoundSupersededError:
         self.company.interrupted()
-        return RoundSupersededError(
-            f"this node is no longer in the round of {self.prefix}: {reason}; call next_rendezvous again"
-        )
+        why = f"this node is no longer in the round of {self.prefix}: {reason}; call next_rendezvous again"
+        return of_run(self.company.run_id, RoundSupersededError(why))
 
     def _translate_error(self, error: StoreError) -> Exception:
         reason = self.company.superseded()  # None while this node is in the round

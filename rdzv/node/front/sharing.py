@@ -27,6 +27,7 @@ def shared_store(node: Node, membership: Membership, client: LazyClient | Store)
         fence=membership.fence(keys),
         lease=round.lease,
         company=MembershipQueries(
+            run_id=node.run_id,
             superseded=lambda: membership.over,
             lost=(lambda: membership.lost_ids) if node.settings.waits_end_on_loss else None,
             waiting=membership.beats.mark_wait,

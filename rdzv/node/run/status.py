@@ -20,7 +20,7 @@ from rdzv.core.stuck.accusing import UNNAMED, Accusation
 from rdzv.core.stuck.judging import LastNote
 from rdzv.core.stuck.pace import StepOf
 from rdzv.core.stuck.step_log import StepNote
-from rdzv.errors import RendezvousStateError, RoundSupersededError
+from rdzv.errors import RendezvousStateError, RoundSupersededError, of_run
 from store import Lease, LeaseNotFound, Unsupported
 
 if TYPE_CHECKING:
@@ -306,10 +306,9 @@ async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participan
     entries = await store.list(keys.roster(round.number, round.term))
     roster = [one for entry in entries for one in Participant.unpack_all(entry.value)]
     if len(roster) != round.size:
-        raise RoundSupersededError(
-            f"round {round.number} of run {keys.run_id} has been replaced by a later one, its roster with it; call "
-            f"next_rendezvous"
-        )
+        what = f"round {round.number} of run {keys.run_id}"
+        why = f"{what} has been replaced by a later one, its roster with it; call next_rendezvous"
+        raise of_run(keys.run_id, RoundSupersededError(why))
     return sorted(roster, key=lambda participant: participant.rank)
 
 

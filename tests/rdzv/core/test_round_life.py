@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rdzv.core.round_life import find_give_up, is_own_failure, loss_known_within
-from rdzv.errors import GiveUp, MembersLostError, RoundChanged, RoundSupersededError
+from rdzv.errors import GiveUp, MembersLostError, RoundChanged, RoundSupersededError, of_run
 
 HUNG_UP = OSError("peer has hung up")
 FIRST, SECOND = GiveUp("loss is NaN"), GiveUp("no disk")
@@ -23,6 +23,8 @@ def group(*errors: BaseException) -> BaseExceptionGroup[BaseException]:
         (RoundChanged("over"), False, None),
         (MembersLostError("b"), False, None),
         (RoundSupersededError("dropped"), False, None),
+        (of_run("job", RoundChanged("over")), False, None),
+        (group(of_run("outer", MembersLostError("b")), HUNG_UP), None, None),
         (KeyboardInterrupt(), None, None),
         (asyncio.CancelledError(), None, None),
         (FIRST, True, FIRST),
@@ -37,7 +39,7 @@ def group(*errors: BaseException) -> BaseExceptionGroup[BaseException]:
 def test_an_error_group_is_judged_by_its_leaves(
     failure: BaseException | str, is_own: bool | None, verdict: GiveUp | None
 ) -> None:
-    assert is_own_failure(failure) is is_own
+    assert is_own_failure(failure, "job") is is_own
     assert find_give_up(failure) is verdict
 
 

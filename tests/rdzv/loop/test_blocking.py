@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -87,6 +89,31 @@ def test_the_last_member_to_finish_closes_the_run_and_the_loop_ends_for_all(url:
         assert closed.value.reason == FINISHED
     with pytest.raises(RendezvousClosedError):  # it was closed before this loop began
         next(rdzv.sync.rounds(f"{url}/job?min_nodes=2", is_host=False))
+
+
+def test_the_end_of_another_runs_round_passes_through_a_round(url: str) -> None:
+    """Regression: the inner loop took the outer round's end for its own, and met again, for ever."""
+    outer_url, entered = f"{url}/outer?min_nodes=1&max_nodes=2&last_call_timeout=0&is_host=false", list[int]()
+
+    def join() -> None:
+        for outer in rdzv.sync.rounds(outer_url):
+            with outer:
+                return
+
+    with ThreadPoolExecutor(1) as pool:
+        for outer in rdzv.sync.rounds(outer_url):
+            with outer:
+                if outer.world_size == 2:
+                    return
+                pool.submit(join)
+                for inner in rdzv.sync.rounds(f"{url}/inner?min_nodes=1&is_host=false"):
+                    with inner:
+                        assert entered == []
+                        entered.append(inner.number)
+                        for step in itertools.count():
+                            outer.check(step)
+                            time.sleep(0.001)
+    pytest.fail("the run was closed before both had met")
 
 
 def test_a_body_that_catches_its_end_at_a_check_has_not_finished_that_step(url: str) -> None:
