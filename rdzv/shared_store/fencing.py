@@ -74,15 +74,14 @@ class MemberNames:
     read: Callable[[bytes], Mapping[int, str]]
     absence: Callable[[str], str]
 
-    def describe_missing(self, ranks: Sequence[int], names: Mapping[int, str]) -> str:
+    def describe_missing(self, ranks: Sequence[int], names: Mapping[int, str], *, more: int) -> str:
         """Return the missing members as the end of a sentence: "; missing rank 1, node c, lost 41 s ago"."""
         said = []
-        for rank in ranks[:NAMED_MAX]:
+        for rank in ranks:
             name = names.get(rank, "")
             parts = (f"rank {rank}", name and f"node {printable(name)}", name and self.absence(name))
             said.append(", ".join(filter(None, parts)))
-        more = f"; and {len(ranks) - NAMED_MAX} more" if len(ranks) > NAMED_MAX else ""
-        return f"; missing {'; '.join(said)}{more}" if said else ""
+        return f"; missing {'; '.join(said)}{f'; and {more} more' if more > 0 else ''}" if said else ""
 
 
 @dataclass(slots=True)

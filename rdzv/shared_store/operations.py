@@ -13,6 +13,7 @@ still exists, so only one caller gets it. A push wakes all waiting callers of `q
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from rdzv.config.config_errors import shown
@@ -316,13 +317,14 @@ async def _missing_at_barrier(ask: FencedCall, roster: MemberNames, came_prefix:
     came = {key.removeprefix(came_prefix) for key in await _keys_under(ask, came_prefix)}
     if str(len(came)) != there:
         return ""  # the missing ranks are unknown: for example, one rank has called twice
-    missing = [rank for rank in range(size) if str(rank) not in came]
+    # Stop early: a wrong `size` may be huge.
+    missing = list(islice((rank for rank in range(size) if str(rank) not in came), NAMED_MAX))
     names: dict[int, str] = {}
-    for bucket in dict.fromkeys(map(roster.key, missing[:NAMED_MAX])):
+    for bucket in dict.fromkeys(map(roster.key, missing)):
         found = (await ask(Get(bucket))).entry
         if found is not None:
             names.update(roster.read(found.value))
-    return roster.describe_missing(missing, names)
+    return roster.describe_missing(missing, names, more=size - len(came) - len(missing))
 
 
 async def _transact_and_count(ask: FencedCall, operations: tuple[Operation, ...]) -> int:

@@ -255,7 +255,9 @@ async def test_r22_a_barrier_that_times_out_names_the_missing_members() -> None:
         ):
             await infos[0].store.barrier("epoch", 4, timeout=40.5)
         await asyncio.gather(infos[1].store.barrier("later", 2), infos[3].store.barrier("later", 2))
-        kept = [key for key in run.keys("store/") if "/b/" in key]
+        with pytest.raises(SharedStoreTimeoutError, match="rank 8; and 999999999990 more"):
+            await infos[0].store.barrier("wrong", 10**12 - 1, timeout=1)  # regression: each missing rank was counted
+        kept = [key for key in run.keys("store/") if "/b/wrong" not in key and "/b/" in key]
         assert len(kept) == 2, "those who gave up; who has gone on leaves no mark"
         others.cancel()
 
