@@ -115,6 +115,10 @@ class HandFed:
         """Let the round complete that can; its members by rank."""
         decision = self.decide()
         assert isinstance(decision, Commit), f"nothing completes: {decision}"
+        return self.complete(decision)
+
+    def complete(self, decision: Commit, **fields: Any) -> list[str]:
+        """Let this round complete; its members by rank."""
         self.revision += 1
         self.round = Round(
             number=decision.number,
@@ -124,6 +128,7 @@ class HandFed:
             host=decision.members[0].address,
             port=1,
             revision=self.revision,
+            **fields,
         )
         self.members = [
             Member(node_id=record.node_id, rank=rank, arrival=record.arrival)
