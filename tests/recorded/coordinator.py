@@ -24,7 +24,7 @@ from tests.support.hand_fed import NODES, HandFed
 
 SCENARIOS: Final[dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 RECORDS: Final = {**vars(state), **vars(stopping), **vars(view)}
-LINE: Final = 300  # characters of a line
+LINE: Final = 180  # characters of a line
 
 
 class Led(HandFed):

@@ -116,9 +116,10 @@ class Recorder(logging.Handler):
         self.last: dict[str, dict[str, str]] = {}  # the last value at each place, of which only changes are written
         self.now: Callable[[], float] = lambda: START
         self.dead: set[str] = set()
+        self.over: bool = False  # True: what follows is not written
 
     def note(self, who: str, what: str) -> None:
-        if who not in self.dead:
+        if who not in self.dead and not self.over:
             self.lines.append((round((self.now() - START) * 1000), who, what))
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -31,7 +31,7 @@ from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
 from rdzv.testing.machines import FixedPort, process_id_of
 from rdzv.testing.timeline import START
-from store import Event, StoreError
+from store import Event, Limits, StoreError
 from store.client.client import Watch
 from store.messages import Ping
 from tests.recorded.recorder import DAY, ROOT, Recorder, flat
@@ -212,7 +212,7 @@ class Actor:
     def made(self, **settings: Any) -> Handler:
         if self.handler is None:
             self.handler = self.play.handler(self.name, **settings)
-            self.tasks.append(self.play.start(self._listen()))
+            self.tasks.insert(0, self.play.start(self._listen()))
         return self.handler
 
     async def _listen(self) -> None:
@@ -341,7 +341,7 @@ def play(name: str) -> list[str]:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        async with Play(recorder, **row.get("settings", {})) as play:
+        async with Play(recorder, limits=Limits(**row.get("limits", {})), **row.get("settings", {})) as play:
             for line in filter(None, map(str.strip, row["play"].splitlines())):
                 at, who, call = line.split(" ", 2)
                 await asyncio.sleep(max(START + float(at) - loop.time(), 0.0))
@@ -355,6 +355,7 @@ def play(name: str) -> list[str]:
                         actor = play.actor(one)
                         actor.begin(eval(f"actor.{call}", {"actor": actor}))
                         await asyncio.sleep(0.003)
+            recorder.over = not row.get("end", True)
 
     def now() -> float:
         return recorder.now()
