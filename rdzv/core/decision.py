@@ -339,7 +339,7 @@ def _new_commit(view: View, rules: Rules, progress: Progress, survivors: Mapping
     # reach no node as rank 0, take the node with the highest last rank: it was rank 0 longest ago.
     oldest = max(ordered, key=lambda record: previous.get(record.node_id, -1))
     reached = next((record for record in ordered if not record.unreached), oldest)
-    if reached is not ordered[0] and ordered[0].unreached:
+    if reached is not ordered[0]:
         ordered = (reached, *(record for record in ordered if record is not reached))
     ordered = tuple(rules.in_whole_units(ordered))  # make each unit's ranks adjacent
     if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
@@ -490,7 +490,7 @@ def _is_spare(me: Joiner, progress: Progress | None) -> bool:
         return True
     if progress is None or progress.spares_after is None:
         return False
-    if me.was_member and not me.passed_over and me.known_round == progress.round:
+    if me.was_member and me.known_round == progress.round:
         return False  # a member of the last round is admitted before newcomers, so it is no spare
     return me.arrival > progress.spares_after and progress.joined > 0
 

@@ -233,7 +233,7 @@ class HistoryWriter:
         too_few = progress.phase is Phase.GATHERING
         if too_few and self._short_since is None:
             self._short_since = max(now - (progress.absent.waited or 0.0), self._stopped or now)
-        elif not too_few and self._short_since is not None:
+        elif not too_few:
             self._short, self._short_since = self._seconds_short_until(now), None
 
     def with_round(

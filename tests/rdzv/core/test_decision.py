@@ -538,7 +538,7 @@ def test_members_beyond_the_unit_become_spares_after_a_round_without_them() -> N
     run.arrive(*names[:7])
     assert run.commit() == names[:4]
     assert run.round is not None
-    answer = run.next_act_of("n6", known_round=run.round.number, was_member=True, passed_over=run.round.revision)
+    answer = run.next_act_of("n6", known_round=run.round.number, passed_over=run.round.revision)
     assert isinstance(answer, KeepWaiting)
     assert answer.suspended
     assert answer.reason == "a spare: a round would take 4 of the 7 nodes that are there"

@@ -57,7 +57,10 @@ def test_if_no_member_makes_progress_a_standstill_is_reported_and_none_is_droppe
 def test_a_member_is_stuck_if_all_others_wait_in_the_rounds_store() -> None:
     verdict = Watch().then(a=heard(97, 31), b=heard(97, 31, waits=True), c=heard(97, 31, waits=True))
     assert verdict.stuck == {"a": "no step since 31 s, others wait for it at 97"}
-    assert Watch().then(a=heard(97, 31, waits=True), b=heard(97, 31, waits=True)).standstill
+    still = Watch().then(a=heard(97, 31, waits=True), b=heard(97, 31, waits=True)).standstill
+    assert still == "no member has begun a step for 30 s, all are at 97; nobody is dropped"
+    apart = Watch(notes_every=20.0).then(a=heard(96, 31), b=heard(97, 40, ago=18))
+    assert apart.standstill == "no member has begun a step for 30 s; nobody is dropped", "a may wait for b"
     behind = Watch().then(a=heard(97, 31), b=heard(97, 31, waits=True), c=heard(98, 31, waits=True))
     assert list(behind.stuck) == ["a"], "b waits, for a perhaps"
 
