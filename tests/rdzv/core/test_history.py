@@ -144,6 +144,7 @@ def test_of_the_oldest_rounds_only_the_sums_remain_by_number_and_by_size() -> No
         lost = STANDS.replace(round=number - 1, phase=Phase.GATHERING, live=1, lost=1, lost_ids=("b",))
         told(chronicle, lost, now=now - 4)
         chronicle.note_written(chronicle.with_round(number, {"a": "", "b": ""}, known=["a"], now=now), now=now)
+    assert len(chronicle._history.chapters) == CHAPTERS_MOST
     kept = History.unpack(pack_history(chronicle._history))
     assert [chapter.number for chapter in kept.chapters] == list(range(2 * CHAPTERS_MOST, 3 * CHAPTERS_MOST))
     forgotten = 2 * CHAPTERS_MOST
