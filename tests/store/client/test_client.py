@@ -155,17 +155,6 @@ async def test_where_connections_are_taken_and_nothing_is_said_each_is_given_lon
 
 
 @virtual_time
-async def test_a_server_that_welcomes_and_hangs_up_each_time_is_asked_with_pauses() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network), connect_in_memory(network) as client:
-        changes = changes_of(client)
-        client.on_connection_change(lambda connected: network.reset("client") if connected else None)
-        network.reset("client")
-        await asyncio.sleep(1.0)
-        assert 1 < changes.count(True) < 100
-
-
-@virtual_time
 async def test_an_idle_connection_is_kept_and_asked_after_now_and_then() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network) as server, connect_in_memory(network) as client:
@@ -222,40 +211,6 @@ async def test_a_call_without_an_answer_says_whether_it_may_have_been_applied() 
         assert (type(put), put.maybe_applied) == (ConnectionLost, False), "it was never sent"
         assert (type(get), get.maybe_applied) == (ConnectionLost, False)
         assert "the connection is lost" in str(put)
-
-
-@virtual_time
-async def test_requests_given_up_while_disconnected_are_not_sent_after_the_reconnect() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network) as server, connect_in_memory(network) as client:
-        network.partition("client")
-        calls = [
-            asyncio.create_task(client.put("a", b"", timeout=3.0)),
-            asyncio.create_task(client.wait(["never"], timeout=3.0)),
-        ]
-        await asyncio.sleep(1.0)
-        network.refuse("store")
-        network.reset("client")  # bytes on their way are lost
-        network.heal("client")
-        put, wait = await gathered(*calls)
-        assert (type(put), put.maybe_applied) == (ConnectionLost, True)
-        assert type(wait) is ConnectionLost
-        network.stop_refusing("store")
-        assert await client.put("b", b"") == 1
-        assert server.figures()["waits"] == 0
-
-
-@virtual_time
-async def test_a_wait_that_is_given_up_or_cancelled_ends_at_the_server_too() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network) as server, connect_in_memory(network) as client:
-        cancelled = asyncio.create_task(client.wait(["never"]))
-        with pytest.raises(StoreTimeoutError):
-            await client.wait(["never"], timeout=100.0)
-        cancelled.cancel()
-        await gathered(cancelled)
-        await client.ping()
-        assert server.figures()["waits"] == 0
 
 
 @virtual_time
