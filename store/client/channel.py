@@ -423,7 +423,7 @@ class Channel:
             self._send_and_forget(KeepAlive(lease=lease))
 
     def _current_problem(self) -> str | None:
-        if self.sock is not None and self.connection.welcomed is not None:
+        if self.sock is not None:
             return None
         lost = "the connection is lost, " if self.connection.store_id is not None else ""
         return f"{lost}{self._problem}{self._shared.addresses.in_parentheses()}"

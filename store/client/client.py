@@ -174,7 +174,7 @@ class Watch(interface.Watch):
     def _mark_closed(self, *, at_server: bool = False) -> None:
         """Note that the watch is closed; with `at_server`, close it at the server, too."""
         if self._id is not None:
-            if at_server and self._client.connected:
+            if at_server:
                 self._client.send_and_forget(Cancel(target=self._id))
             self._client.watches.pop(self._id, None)
             self._id = None
@@ -208,7 +208,7 @@ class Client(Reconnecting):
         self._turns = asyncio.Lock()  # callers queue for this lock while too many requests are in flight
         self._out: list[bytes] = []
         self._flushing = False
-        self._written = 0  # bytes sent on this connection
+        self._written = 0  # bytes of all frames so far
         self._large: dict[int, int] = {}  # by id of each request above `LARGE`: the bytes sent up to its end
 
     async def __aenter__(self) -> Self:
@@ -240,8 +240,7 @@ class Client(Reconnecting):
         self._failed = error
         self._met_or_failed.set()
         self._eased.set()
-        for item in list(self._connection.in_flight.values()):
-            self._connection.take_request(item.request_id)
+        for item in self._connection.in_flight.values():
             item.settle(item.error_for_request(error))
         for watch in self.watching:
             watch.end(error)
@@ -297,7 +296,6 @@ class Client(Reconnecting):
     def _handle_disconnect(self) -> None:
         self._out.clear()
         self._large.clear()
-        self._written = 0
         for watch in self.watching:
             watch.note_disconnect()
 
@@ -390,9 +388,9 @@ class Client(Reconnecting):
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._out and self._failed is None and self._link is not None:
-            out, self._out = self._out, []
-            self._link.write(out[0] if len(out) == 1 else b"".join(out))
+        if self._out and self._link is not None:
+            self._link.write(b"".join(self._out))
+            self._out.clear()
 
     def _time_out_request(self, item: InFlight, timeout: float) -> None:
         trouble = None if self.connected else f"the connection is lost, {self._current_problem()}"
@@ -408,7 +406,7 @@ class Client(Reconnecting):
         if isinstance(item.request, messages.Watch) or item.request_id in self._parked:
             self._parked.discard(item.request_id)
             self._connection.take_request(item.request_id)
-            if item.sent and self.connected:
+            if self.connected:
                 self.send_and_forget(Cancel(target=item.request_id))
         elif self._link is not None and self._link.transport is not None and item.request_id in self._large:
             self._flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import itertools
 import random
@@ -56,8 +57,9 @@ class Scene:
         self.lines.append(f"  {self.loop.time() - START:.3f} {re.sub(' at 0x[0-9a-f]+', '', what)}")
 
     def log(self, line: str) -> None:
-        """Write a line of the log."""
-        self.lines.append(f"  {line}")
+        """Write a line of the log, unless it only tells of a loss."""
+        if ": debug: " not in line:
+            self.lines.append(f"  {line}")
 
     def patched(self) -> dict[str, Any]:
         """Return what is replaced: random bytes, limits of the process, and what its system knows of connections."""
@@ -70,7 +72,7 @@ class Scene:
 
     def run(self, row: str) -> None:
         """Do what a row says."""
-        self.lines.append(f"> {row}")
+        self.lines.append(f"> {row[:90]}")
         try:
             exec(row, self.names)
         except Exception as error:  # noqa: BLE001 - it is recorded
@@ -110,7 +112,9 @@ class Scene:
 
     def _accept(self, *, mute: bool) -> Any:
         peer: Any = type("Mute", (asyncio.Protocol,), {})() if mute else self.server.protocol()
-        link = SimpleNamespace(number=len(self.links) + 1, kept=[], readers=(FrameReader(10**7), FrameReader(10**7)))
+        link = SimpleNamespace(
+            number=len(self.links) + 1, silent=False, kept=[], readers=(FrameReader(10**7), FrameReader(10**7))
+        )
         link.openings = [wire.Hello], [wire.Greeting, wire.Welcome]
 
         def connection_made(transport: Any) -> None:
@@ -143,7 +147,7 @@ class Scene:
             self.note(f"{link.number}{'<>'[1 - by]} {told}")
 
     def _answer(self, link: Any, data: bytes) -> None:
-        if self.silent:
+        if self.silent or link.silent:
             link.kept.append(bytes(data))
         else:
             with contextlib.suppress(store.StoreError):
@@ -168,15 +172,16 @@ class Scene:
         """Let the server say what it has kept back."""
         self.silent = False
         for link in self.links:
-            kept, link.kept = link.kept, []
+            kept, link.kept, link.silent = link.kept, [], False
             for data in kept:
                 self._answer(link, data)
 
     def say(self, *data: bytes, link: int = 0) -> None:
         """Say something in the server's place, on the last connection or another one."""
-        with mock.patch.object(self, "silent", False):
+        to = self.links[link - 1]
+        with mock.patch.object(self, "silent", False), mock.patch.object(to, "silent", False):
             for each in data:
-                self._answer(self.links[link - 1], each)
+                self._answer(to, each)
 
     def connect(self, **options: Any) -> None:
         """Start an awaited client."""
@@ -187,7 +192,7 @@ class Scene:
         self.client = self.names["client"] = made
         if isinstance(made, client.Client):
             made.on_connection_change(lambda up: self.note("connected" if up else "disconnected"))
-        made.cuts.listeners[lambda at: self.note(f"leases may end early since {at - START:.3f}")] = None
+        made.cuts.listeners[lambda at: self.note(f"cut at {at - START:.3f}")] = None
 
     async def _dial(self, factory: Callable[[], Any]) -> Any:
         self.note("dials")
@@ -217,7 +222,7 @@ class BlockingScene(Scene):
         clock = SimpleNamespace(monotonic=self.loop.time, sleep=self.wait)
         blocks = {
             "time": clock,
-            "os": SimpleNamespace(write=Sock.send),
+            "os": SimpleNamespace(write=Sock.write),
             "socket": SimpleNamespace(socket=Sock, SHUT_RDWR=2),
             "connect_blocking": self.dial,
             "set_tcp_options": id,
@@ -285,7 +290,7 @@ class Sock(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note the end."""
-        self.over, self.error = True, error
+        self.over, self.error = True, error and ConnectionResetError(errno.ECONNRESET, "reset")
         self.changed.set()
 
     def shutdown(self, _: int = 2) -> None:
@@ -320,6 +325,12 @@ class Sock(asyncio.Protocol):
             self._block(lambda: not self.transport.get_write_buffer_size())
         self.transport.write(bytes(data[:2000]))
         return min(len(data), 2000)
+
+    def write(self, data: memoryview) -> int:
+        """Send some of it at once."""
+        if self.transport.get_write_buffer_size():
+            raise BlockingIOError
+        return self.send(data)
 
     sendall = send
 
