@@ -223,8 +223,8 @@ class SortedKeys:
 
     def chunks_under(self, prefix: str) -> tuple[list[Chunk], int, int]:
         """Return the chunks with keys under `prefix`, the first key's index in its chunk, and the keys' number."""
-        if not prefix or not self._chunks:
-            return self._chunks.copy(), 0, self._length
+        if not self._chunks:
+            return [], 0, 0
         size = len(prefix)
 
         def cut_to_prefix(key: str) -> str:

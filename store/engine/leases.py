@@ -269,7 +269,7 @@ class Leases:
         lease.keeper = peer
         if peer is not None:
             self._kept_by.setdefault(peer, set()).add(lease.id)
-            if lease.terms.gone_ttl is not None and not lease.terms.anonymous:
+            if lease.terms.gone_ttl is not None:
                 lease.process = self.processes.note_lease_kept(peer, lease.id)
 
 
