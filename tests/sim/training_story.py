@@ -85,9 +85,7 @@ class TrainingStory(FullStory):
             self._judge_those_that_are_stuck()
         self.stops: dict[int, Stop] = {}
         self.broken_at: dict[int, float] = {}  # by round: the time since which a member is missing in its steps
-        self.replace_connection: set[int] = (
-            set()
-        )  # rounds that a member has left, in any way, before an agreement of all
+        self.rounds_left_early: set[int] = set()  # by a member, in any way, before an agreement of all
         self.begun_by: dict[int, dict[str, int]] = {}  # by round and name: the last step that was begun
         self.known: dict[str, int] = {}  # by incarnation: the last step that was finished, as far as the node can tell
         self.too_large_at: float | None = None
@@ -146,9 +144,7 @@ class TrainingStory(FullStory):
             f"{node.name} was told of its own loss, and not dropped: {ending}",
         )
         self.truth.require(
-            ending.kind is not EndKind.LEFT
-            or round.number in self.replace_connection
-            or round.number in self.broken_at,
+            ending.kind is not EndKind.LEFT or round.number in self.rounds_left_early or round.number in self.broken_at,
             f"{node.name} takes it for a loss that others have left round {round.number} as all had agreed (R21, R23)",
         )
         stop, begun = self.stops.get(round.number), self.begun_by.get(round.number, {}).get(node.name)
@@ -197,7 +193,7 @@ class TrainingStory(FullStory):
         number, early = last.round.number, event.kind == "delete"
         stop = self.stops.get(number)
         if stop is None or not stop.decided:
-            self.replace_connection.add(number)
+            self.rounds_left_early.add(number)
         if event.kind == "put":
             record = NodeRecord.unpack(event.value, node_id=name, arrival=event.revision)
             early = record.left and not record.stopped

@@ -97,7 +97,7 @@ class CoordinatorTerm:
             begin("look for stuck members", look_for_stalls, self._context, self._part.settings),
             begin("look into accusations", self._accusations.run),
             begin("watch the nodes", self._watch_nodes),
-            begin("gather_answers at which step to stop", gather_answers, self._context, self._asking),
+            begin("ask members for their steps", gather_answers, self._context, self._asking),
             begin("clear away what is left", _delete_old_rounds, self._context, round),
             begin("keep what is shared", self._shared.renew_until_cancelled, round),
         ]

@@ -40,7 +40,7 @@ class FollowedRun:
         self._on_change = on_change
         self._follower = HeadWatcher(store, keys)
         self._follower.on_change = self._mark_changed
-        self._note_change = True
+        self._is_stale = True
         self._read: tuple[RunStatus, History] | None = None
         self._read_at = 0.0
         self._steps_from = 0.0
@@ -61,7 +61,7 @@ class FollowedRun:
         await cancel_and_wait(*self._tasks)
 
     def _mark_changed(self) -> None:
-        self._note_change = True
+        self._is_stale = True
         self._on_change()
 
     async def _watch_prefix(self, prefix: str) -> None:
@@ -79,13 +79,13 @@ class FollowedRun:
         if self._follower.error is not None:
             raise self._follower.error
         self.used_at = began = self._store.time()
-        if self._note_change or self._read is None:
-            self._note_change = False
+        if self._is_stale or self._read is None:
+            self._is_stale = False
             try:
                 time_of_day = await read_clock(self._store, self._keys)
                 self._read = await read_run(self._store, self._keys, self._follower.head, time_of_day=time_of_day)
             except BaseException:
-                self._note_change = True
+                self._is_stale = True
                 raise
             self._read_at = began
             self._version += 1
