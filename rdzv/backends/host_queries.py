@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 ANSWERS_WITHIN: Final = 3.0  # seconds for a host to answer
 ASK_AGAIN_AFTER: Final = 0.2  # seconds between searches
+ALSO_WITHIN: Final = 0.05  # seconds, the least limit for further answers once a host serves
 ATTEMPT: Final = 0.4  # seconds, the least limit for answers at a reconnect; its attempts take half a second
 FRAME_HEAD_BYTES: Final = 4
 # Of the answers at a host's addresses, the first in this order counts.
@@ -48,6 +49,10 @@ class Reply(NamedTuple):
     answer: Answer
     name: str = ""
     error: BaseException | None = None  # the reason, if there was no answer
+    generation: int = 1  # of a store that serves; see docs/protocol.md
+
+    def __str__(self) -> str:
+        return self.answer.value + f" (generation {self.generation})" * (self.answer is Answer.SERVES)
 
 
 class Host:
@@ -144,7 +149,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 
 def _parse_reply(said: Greeting | Rejection) -> Reply:
     if isinstance(said, Greeting):
-        return Reply(Answer.SERVES, said.store_id)
+        return Reply(Answer.SERVES, said.store_id, generation=said.generation)
     if said.kind == CANDIDATE:
         return Reply(Answer.CANDIDATE, said.message)
     return Reply(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # also a full server, which rejects us, serves
@@ -153,19 +158,30 @@ def _parse_reply(said: Greeting | Rejection) -> Reply:
 async def ask_all(
     hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN, own: str = ""
 ) -> list[Reply]:
-    """Ask all hosts concurrently, until one serves; hosts without an answer by then count as silent."""
+    """Ask all hosts concurrently, until one serves; hosts without an answer soon after count as silent."""
     found = [Reply(Answer.SILENT)] * len(hosts)
-    await _until_one_serves(found, [partial(host.ask, tls, within=within, own=own) for host in hosts])
+    questions = [partial(host.ask, tls, within=within, own=own) for host in hosts]
+    await _until_one_serves(found, questions, also_within=ALSO_WITHIN)
     return found
 
 
-async def _until_one_serves(replies: list[Reply], questions: Sequence[Callable[[], Awaitable[Reply]]]) -> None:
-    """Ask concurrently, until a host serves; put each reply into the list."""
+def latest_store(found: Sequence[Reply]) -> int | None:
+    """Return the place of the host whose store has the highest generation, if any; of equal ones, the first."""
+    places = [place for place, asked in enumerate(found) if asked.answer is Answer.SERVES]
+    return max(places, key=lambda place: found[place].generation, default=None)
+
+
+async def _until_one_serves(
+    replies: list[Reply], questions: Sequence[Callable[[], Awaitable[Reply]]], also_within: float = 0.0
+) -> None:
+    """Ask concurrently; once one serves, wait `also_within` for others, or as long as it took. Set each reply."""
+    began = anyio.current_time()
 
     async def ask(place: int) -> None:
         replies[place] = await questions[place]()
         if replies[place].answer is Answer.SERVES:
-            asking.cancel_scope.cancel()
+            now, scope = anyio.current_time(), asking.cancel_scope
+            scope.deadline = min(scope.deadline, now + (also_within and max(also_within, now - began)))
 
     async with anyio.create_task_group() as asking:
         for place in range(len(questions)):
@@ -198,12 +214,11 @@ class MultiHostDial(TcpDialer):
         """Find the host that serves; raise ConnectionRefusedError if all refuse or have ended, or another OSError."""
         began = time.monotonic()
         found = await ask_all(self.hosts, context, within=self._within)
-        for host, asked in zip(self.hosts, found, strict=True):
-            if asked.answer is Answer.SERVES:
-                self.found = host
-                self.addresses: Addresses = host.addresses
-                self._within = max(ATTEMPT, 3 * (time.monotonic() - began))
-                return
+        if (place := latest_store(found)) is not None:
+            self.found = host = self.hosts[place]
+            self.addresses: Addresses = host.addresses
+            self._within = max(ATTEMPT, 3 * (time.monotonic() - began))
+            return
         if all(asked.answer in {Answer.REFUSED, Answer.ENDED} for asked in found):
             raise ConnectionRefusedError
         for asked in found:

@@ -41,7 +41,7 @@ from rdzv.config.value_types import UNSPECIFIED
 from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
 from rdzv.node.run.status import read_nodes_of_all_runs
-from store import StoreError, StoreUsageError
+from store import StoreError, StoreReplaced, StoreUsageError
 from store.net.address import host_and_port
 from store.net.dialing import describe, exhausted_limit
 from store.net.threads import in_thread
@@ -82,6 +82,7 @@ class HostedStore:
         self._serving = serving
         self._keys = Keys(settings.prefix, settings.run_id, settings.endpoint.has_successors)
         self._linger = settings.close_timeout
+        self._has_ended = False
 
     async def aclose(self, open_client: OpenClient) -> None:
         """Wait until all clients have disconnected, then end the store; a cancellation skips the wait."""
@@ -93,20 +94,23 @@ class HostedStore:
 
     @property
     def has_ended(self) -> bool:
-        """True if the store has its own process, and that process has ended by itself."""
-        return isinstance(self.server, StoreProcess) and self.server.has_ended
+        """True if the store has ended, or its own process by itself."""
+        return self._has_ended or (isinstance(self.server, StoreProcess) and self.server.has_ended)
 
     async def end(self) -> None:
         """End the store at once."""
         self.server.end_when_alone.stop_waiting()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._serving.close)
+        self._has_ended = True
 
     async def _hand_over(self, open_client: OpenClient) -> None:
         """Send all nodes to the next host, which may serve from now on; wait until they have left."""
         ttl = self._linger + ENDING_TTL
         try:
             async with open_client(MEETS_WITHIN) as client:
+                if client.store_id != self.server.store_id:
+                    raise StoreReplaced(f"{client.store_id} serves at another host")
                 await client.put(self._keys.ending, b"", ttl=ttl)  # first: no run may begin after the listing below
                 for run in {self._keys, *await read_nodes_of_all_runs(client)}:
                     await client.put(run.moving, b"", ttl=ttl)
@@ -246,7 +250,7 @@ class StoreStarter(ABC):
         self._gives_up.set()
         if self._task is not None:
             await asyncio.wait([self._task])
-            if self._hosted_store is not None:
+            if self._hosted_store is not None and self.is_hosting:
                 await self._hosted_store.aclose(self._open_client)
 
 

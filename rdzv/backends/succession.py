@@ -24,9 +24,10 @@ from rdzv.backends.host_queries import LostReport, MultiHostDial, ask_all, expla
 from rdzv.backends.hosting import HostedStore, StoreStarter, address_to_listen_on, serve_store_on
 from rdzv.core.hosts.succession import Answer, Candidacy
 from rdzv.errors import RendezvousConnectionError, RendezvousError
-from store import ProtocolError
+from store import Client, ProtocolError, StoreError
 from store.net.dialing import describe
 from store.net.sockets import close_in_children, listen_on, unregister
+from store.net.tasks import cancel_and_wait
 from store.net.threads import in_thread
 from store.printable import escape_arguments
 from store.protocol.wire import CANDIDATE, Rejection, encode_rejection
@@ -51,7 +52,9 @@ PAUSE_MOST: Final = 1.0  # seconds
 ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then the host is asked again
 LOST_ANSWERS_WITHIN: Final = 0.2  # the same after `rdzv lost`, which has waited for the host already
 CONNECTS_WITHIN: Final = 0.3  # seconds for this node to connect to a host that serves
+LOOK_FOR_RIVAL_EVERY: Final = (5.0, 10.0)  # seconds, at random, between looks for another store while this one serves
 SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also the time for a report of `rdzv lost` to arrive
+RIVAL: Final = "a later store serves at %s, as after rdzv lost for a host at work: the one at %s sends its nodes there"
 
 
 class HostSuccession(StoreStarter):
@@ -66,6 +69,7 @@ class HostSuccession(StoreStarter):
         self._lost: set[str] = set()  # hosts that an operator has reported as lost
         self._until_word = anyio.CancelScope()  # a candidate's questions and pause; `rdzv lost` ends them
         self.may_host: Callable[[float], bool] = lambda _: True  # see `Node.may_host`
+        self._rival: asyncio.Task[None] | None = None  # looks for another store while this process serves one
         self._since = -math.inf  # when this process began to look for a store
         self._said = (-math.inf, "")  # the time of the last warning, and its reason
 
@@ -83,6 +87,7 @@ class HostSuccession(StoreStarter):
                 else:
                     place = await self._find_own_place(answers) if self._may_host_now() else None
                     if place is not None and (host := await self._run_as_candidate(*place)) is not None:
+                        self._rival = asyncio.create_task(self._give_way_to_later_store(host), name="look for a rival")
                         return host
                     await self._pause(self._hosts, found, self._since)
                 if self._settled.is_set():
@@ -93,6 +98,24 @@ class HostSuccession(StoreStarter):
         except OSError as error:
             self.problem = f"the store cannot be started at {self._settings.endpoint.url}: {describe(error)}"
             raise RendezvousConnectionError(self.problem) from error
+
+    async def aclose(self) -> None:
+        """End the attempts to find or start a store, or the hosted store."""
+        if self._rival is not None:
+            await cancel_and_wait(self._rival)
+        await super().aclose()
+
+    async def _give_way_to_later_store(self, host: HostedStore) -> None:
+        """End the hosted store if nodes would choose another one, as after `rdzv lost` for a host at work."""
+        dial = MultiHostDial(self._settings, self._credentials)
+        name, other = self._settings.endpoint.url, None
+        while other in {None, host.server.store_id}:
+            await anyio.sleep(self._rng.uniform(*LOOK_FOR_RIVAL_EVERY))
+            with contextlib.suppress(StoreError):  # connect: a store must prove that it knows the token
+                async with Client(dial, name=name, token=self._credentials.token, timeout=ANSWERS_WITHIN) as client:
+                    other = client.store_id
+        log.error(RIVAL, dial.found, host.server.url)
+        await host.aclose(self._open_client)
 
     async def _pause(self, hosts: Sequence[Host], found: Sequence[Reply], since: float) -> None:
         """Pause before the next questions; after `SAY_AFTER` without a store, warn ever more rarely why none serves."""

@@ -51,7 +51,10 @@ IF_SILENT: Final = (
     "let the port through the firewall, which must not reject packets; if the machine is off: rdzv lost URL"
 )
 SHARED: Final = "list each machine once, by a name of its own: of no proxy, Service or load balancer"
-TWO_STORES: Final = "end the process on the host that was said to be lost, and was at work"
+TWO_STORES: Final = (
+    "a host was said to be lost, and was at work: its store sends its nodes to the later one within 10 s of seeing it; "
+    "if it does not, end its process"
+)
 
 
 class Check(NamedTuple):
@@ -112,7 +115,7 @@ async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
         answer = answers.get(where, Answer.SERVES)
         if answer is not Answer.SERVES:  # a host that serves no store should refuse connections
             remedy = f"{IF_SILENT} {where}" if answer is Answer.SILENT else ""
-            checks.append(Check("host", f"{where} {answer.value}{PROVES * (answer is Answer.REFUSED)}", remedy))
+            checks.append(Check("host", f"{where} {replies[where]}{PROVES * (answer is Answer.REFUSED)}", remedy))
         elif addresses:
             reached_from, check = await _dial(host, port, addresses, step, etcd=is_etcd(url))
             checks.append(check)
@@ -126,7 +129,8 @@ async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
         of_one = len({replies[host].name for host in serving}) == 1
         what = "these names share a store" if of_one else "each has a store of its own, so runs are in two parts"
         remedy = SHARED if of_one else TWO_STORES
-        checks.append(Check("hosts", f"{' and '.join(serving)} serve at once: {what}", remedy))
+        each = " and ".join(f"{host} {replies[host]}" for host in serving)
+        checks.append(Check("hosts", f"{each} at once: {what}", remedy))
     if not own_address:
         return
     if not is_loopback(own_address):

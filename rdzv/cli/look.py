@@ -67,7 +67,7 @@ async def _print_status(options: argparse.Namespace) -> int:
     else:
         settings = parse_settings(options.url)
         hosts = await ask_hosts_for_answers(settings, Credentials(settings))
-        of_each = ", ".join(f"{host} {asked.answer.value}" for host, asked in hosts.items())
+        of_each = ", ".join(f"{host} {asked}" for host, asked in hosts.items())
         lost = run.head().lost_store
         here = [f"hosts: {of_each}; store {1 if lost is None else lost.generation + 1} of this run"] * bool(hosts)
         say(*_status_lines(status, cost), f"store: {describe_health(health)}", *here)

@@ -88,7 +88,7 @@ async def _close_run(options: argparse.Namespace) -> int:
 async def _report_lost_host(options: argparse.Namespace) -> int:
     settings = parse_settings(options.url)
     said = await report_host_lost(settings, Credentials(settings), options.host)
-    say(said, "if that host is at work after all, two runs go on now: end one of them")
+    say(said, "if that host is at work after all, two runs go on until it sees the later store, and gives way")
     return DONE
 
 

@@ -184,7 +184,7 @@ class Client(Reconnecting):
     """The client of a store, as `async with store.connect(url) as client`; it reconnects by itself.
 
     `name` is the address, for messages. `token` may be a function, called for each connection. `connect_timeout`
-    defaults to `timeout`, and log lines call it by its `timeout_name`.
+    defaults to `timeout`, and log lines call it by its `timeout_name`. `generation`: see `Hello`.
     """
 
     def __init__(
@@ -198,8 +198,9 @@ class Client(Reconnecting):
         timeout_name: str = "the timeout",
         rng: random.Random | None = None,
         process: bytes | None = None,
+        generation: int = 1,
     ) -> None:
-        super().__init__(dial, name=name, token=token, rng=rng, process=process)
+        super().__init__(dial, name=name, token=token, rng=rng, process=process, generation=generation)
         self.timeout: float = timeout
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._ended_by = timeout_name

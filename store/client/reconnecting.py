@@ -210,14 +210,16 @@ class Reconnecting(interface.Store):
         token: Secret = None,
         rng: random.Random | None = None,
         process: bytes | None = None,
+        generation: int = 1,
     ) -> None:
         self._dial = dial
         self._made_in = process_identity()
         self._secure = isinstance(dial, TcpDialer) and dial.secure
         self.name = name
         self.timeouts: Timeouts = Timeouts(rng or random.Random(secrets.randbits(64)))
+        id, process = secrets.token_bytes(16), process or self._made_in
         self._connection = ClientConnection(
-            session_id=secrets.token_bytes(16), process=process or self._made_in, token=token, name=name
+            session_id=id, process=process, token=token, name=name, generation=generation
         )
         self._link: Connection | None = None
         self._previous: Connection | None = None  # the replaced connection; open until the new one's welcome (R20)

@@ -60,9 +60,10 @@ def _token_proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> b
 class ServerConnection:
     """The server's side of a client's connection; `nonce` is 16 fresh random bytes."""
 
-    def __init__(self, *, store_id: str, nonce: bytes, token: Secret, limits: Limits) -> None:
+    def __init__(self, *, store_id: str, nonce: bytes, token: Secret, limits: Limits, generation: int = 1) -> None:
         self._token = token() if callable(token) else token
-        self._greeting = Greeting(wire.VERSION_MIN, wire.VERSION, store_id, nonce, self._token is not None)
+        wanted = self._token is not None
+        self._greeting = Greeting(wire.VERSION_MIN, wire.VERSION, store_id, nonce, wanted, generation)
         self._limits = limits
         self._elements_max = wire.elements_max(limits.operations_max)
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
@@ -197,12 +198,15 @@ class InFlight:
 class ClientConnection:
     """A client's side of its connections to one store."""
 
-    def __init__(self, *, session_id: bytes, process: bytes = b"", token: Secret, name: str) -> None:
+    def __init__(
+        self, *, session_id: bytes, process: bytes = b"", token: Secret, name: str, generation: int = 1
+    ) -> None:
         self._session_id = session_id  # 16 random bytes, constant for this client
         self._process = process  # 16 random bytes, constant for this process; empty if not given
         self._secret = token  # the shared secret, or a function that returns it for each connection
         self._token: bytes | None = None
         self._name = name
+        self._generation = generation  # the least generation of the store, from the caller's knowledge of earlier ones
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._nonce = b""
         self._greeting: Greeting | None = None
@@ -319,7 +323,7 @@ class ClientConnection:
                 f"{self._name} asks for no token, so it cannot prove that it knows the one given: it is not the server "
                 f"meant, or was started without --token-file"
             )
-        hello = Hello(version, self._session_id, self._nonce, b"", self._process)
+        hello = Hello(version, self._session_id, self._nonce, b"", self._process, self._generation)
         if self._token is not None:
             hello = hello.replace(proof=_token_proof(self._token, "client", greeting, hello))
         self._greeting, self._hello = greeting, hello

@@ -83,6 +83,7 @@ class Greeting(Record):
     store_id: str
     nonce: bytes
     token_wanted: bool
+    generation: int = 1
 
 
 class Hello(Record):
@@ -93,6 +94,7 @@ class Hello(Record):
     nonce: bytes
     proof: bytes
     process: bytes = b""
+    generation: int = 1
 
     def field_error(self) -> str | None:
         """Return an error if an id has the wrong length."""
@@ -166,8 +168,11 @@ def _unpack_frame(body: memoryview | bytes, unpack: Callable[..., Any] = _unpack
 
 
 def encode_opening(said: Greeting | Hello | Welcome) -> bytes:
-    """Return a greeting, a hello or a welcome as a frame."""
-    return frame(_pack((MAGIC, said)))
+    """Return a greeting, a hello or a welcome as a frame; a generation of 1 is left out."""
+    fields: Any = said
+    if getattr(said, "generation", 0) == 1:
+        fields = fields[:-1]
+    return frame(_pack((MAGIC, fields)))
 
 
 def encode_rejection(rejection: Rejection) -> bytes:

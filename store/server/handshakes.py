@@ -34,6 +34,7 @@ class Handshakes:
     token: Secret
     clock: Callable[[], float]
     leaving: bool = False
+    generation: int = 1  # of the stores that several hosts serve in turn, as authenticated clients have said
     bytes_out: int = 0  # bytes sent on connections that have ended
     _refuses: bool = False  # the last connection was refused: do not log the next refusal
 
@@ -51,7 +52,7 @@ class Handshakes:
         engine, table = self._durability.engine, self._table
         nonce = os.urandom(16)  # twice as fast as `secrets.token_bytes`
         peer.connection = ServerConnection(
-            store_id=engine.store_id, nonce=nonce, token=self.token, limits=engine.limits
+            store_id=engine.store_id, nonce=nonce, token=self.token, limits=engine.limits, generation=self.generation
         )
         if self.end_when_alone.hands_over:
             peer.refuse(Rejection(ENDED, "this store is ending, and another host may serve"))
@@ -82,6 +83,7 @@ class Handshakes:
         """Open the session of an authenticated peer, and send its welcome."""
         if peer.gone:
             return
+        self.generation = max(self.generation, hello.generation)
         engine = self._durability.engine
         now = self.clock()
         opened = engine.connect(peer.id, session_id=hello.session_id, process=hello.process, now=now)

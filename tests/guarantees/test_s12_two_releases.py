@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 LATER = {
     "store/protocol/wire.py": [
         ("\nVERSION = 1\n", "\nVERSION = 2\n"),
-        ("return frame(_pack((MAGIC, said)))", 'return frame(_pack((MAGIC, (*said, "new", 1), 7)))'),
+        ("return frame(_pack((MAGIC, fields)))", 'return frame(_pack((MAGIC, (*said, "new", 1), 7)))'),
         # An event of a new kind comes before the others, and each has one column more.
         (
             "    return _pack(events)\n",

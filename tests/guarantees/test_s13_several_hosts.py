@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import re
-import signal
 import socket
 import sys
 import time
@@ -214,8 +213,12 @@ async def test_s13_a_lost_machine_is_given_up_by_an_operators_word() -> None:
             word = await stack.enter_async_context(start_python("-m", "rdzv", "lost", it.store, place[1]))
             assert await word.wait() == 0, word.output
             assert any("two runs go on" in line for line in word.output)
-        await it.round_of(2, above=number)
-        stopped.send_signal(signal.SIGKILL)
+        number = await it.round_of(2, above=number)
+        stopped.resume()  # it was at work: its store gives way, and its node comes
+        it.nodes["back"] = stopped
+        await it.round_of(3, above=number)
+        assert "a later store serves at" in stopped.written()
+        assert len(await it.stores()) == 1
 
 
 @pytest.mark.parametrize(("in_steps", "where"), [(True, "inside"), (False, "inside"), (True, "process")])

@@ -31,6 +31,7 @@ from rdzv.config.settings import parse
 from rdzv.core.hosts.succession import Answer
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousStateError
 from store.net.address import Address
+from store.net.dialing import TcpDialer
 from store.net.threads import in_thread
 from tests.rdzv.backends.test_renewal import Authority
 from tests.support.processes import free_port
@@ -129,6 +130,21 @@ async def test_a_failed_tls_handshake_is_silence_and_no_refusal() -> None:
                 await node.next_rendezvous()
 
 
+async def test_of_two_stores_nodes_take_the_one_of_the_later_generation() -> None:
+    """Two serve after `rdzv lost` for a host at work: the survivors' store is the later one, at any place."""
+    async with store.serve() as first, store.serve() as second, silent() as mute:
+        dialer = TcpDialer(Address(host="127.0.0.1", port=second.port), None)
+        async with store.Client(dialer, name="a survivor", generation=3):
+            for ports in ([first.port, second.port], [second.port, first.port], [mute, first.port, second.port]):
+                settings = parse(f"tcp://{','.join(f'127.0.0.1:{port}' for port in ports)}/job", {"min_nodes": 1}, {})
+                dial = MultiHostDial(settings, Credentials(settings))
+                async with store.Client(dial, name="a newcomer", timeout=2.0) as newcomer:
+                    assert newcomer.store_id == second.store_id
+                found = await ask_all([host_at(port) for port in ports], None)
+                said = [str(asked) for asked in found if asked.answer is Answer.SERVES]
+                assert sorted(said) == ["serves (generation 1)", "serves (generation 3)"]
+
+
 async def test_a_server_that_hands_over_has_ended_and_keeps_its_clients() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
         server.end_when_alone.reject_new_clients()
@@ -166,6 +182,7 @@ async def test_a_host_that_dies_before_a_node_has_connected_is_succeeded() -> No
             waiting.note_store_found()
             if waiting._hosted_store is not None:
                 await waiting._hosted_store.end()
+            await waiting.aclose()
 
 
 async def test_only_one_of_several_processes_serves() -> None:
@@ -184,8 +201,7 @@ async def test_only_one_of_several_processes_serves() -> None:
         for one in several:
             if one._hosted_store is not None:
                 await one._hosted_store.end()
-            else:
-                await one.aclose()
+            await one.aclose()
 
 
 async def test_a_store_that_cannot_tell_its_nodes_that_it_ends_does_not_hand_over() -> None:
@@ -201,6 +217,7 @@ async def test_a_store_that_cannot_tell_its_nodes_that_it_ends_does_not_hand_ove
         async with store.connect(f"tcp://127.0.0.1:{port}", token=TOKEN):
             one.note_store_found()
             await one._hosted_store.aclose(lambda _: store.connect("tcp://127.0.0.1:1", timeout=0.2))
+            await one.aclose()
             assert (await host_at(port).ask(None)).answer is Answer.REFUSED
 
 
@@ -260,6 +277,7 @@ async def test_a_word_counts_only_with_the_token_and_for_a_silent_host(monkeypat
                 await asyncio.wait([candidate._task])
             if candidate._hosted_store is not None:
                 await candidate._hosted_store.end()
+            await candidate.aclose()
 
 
 def test_a_blocking_caller_without_a_node_is_told_why_no_host_serves() -> None:

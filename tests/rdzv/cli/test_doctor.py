@@ -13,6 +13,8 @@ import pytest
 import rdzv
 import store
 from rdzv.cli import doctor
+from store.net.address import Address
+from store.net.dialing import TcpDialer
 from tests.rdzv.cli.test_main import run
 from tests.support.processes import free_port
 
@@ -92,12 +94,15 @@ async def test_of_several_hosts_doctor_warns_of_names_that_make_refusals_lie() -
         assert "unless a proxy, a load balancer or a firewall has answered" in checks["host"]["found"]
         status, checks = await examined(f"tcp://{own},localhost:{server.port}/job")
         assert status == 1
-        assert "serve at once: these names share a store" in checks["hosts"]["found"]
+        assert "at once: these names share a store" in checks["hosts"]["found"]
         assert "of no proxy, Service or load balancer" in checks["hosts"]["remedy"]
         async with store.serve() as lost:  # it was said to be lost, and was only cut off
-            status, checks = await examined(f"tcp://{own},127.0.0.1:{lost.port}/job")
+            dialer = TcpDialer(Address(host="127.0.0.1", port=lost.port), None)
+            async with store.Client(dialer, name="", generation=2):
+                status, checks = await examined(f"tcp://{own},127.0.0.1:{lost.port}/job")
         assert status == 1
-        assert "serve at once: each has a store of its own" in checks["hosts"]["found"]
+        assert f"{own} serves (generation 1) and" in checks["hosts"]["found"]
+        assert f":{lost.port} serves (generation 2) at once: each has a store of its own" in checks["hosts"]["found"]
         assert "said to be lost" in checks["hosts"]["remedy"]
         with socket.create_server(("127.0.0.1", 0)) as silent:
             status, checks = await examined(f"tcp://{own},127.0.0.1:{silent.getsockname()[1]}/job")
