@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
-import socket
 import ssl
 import time
 from functools import partial
@@ -20,7 +19,7 @@ from store.errors import ProtocolError
 from store.limits import is_loopback
 from store.net.address import Address, host_and_port
 from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDialer, describe, exhausted_limit, renewed_tls
-from store.net.racing import Addresses
+from store.net.racing import Addresses, connect_async, resolve_async
 from store.net.sockets import port_shortage
 from store.net.tasks import run_together
 from store.net.threads import LoopThread
@@ -81,10 +80,8 @@ class Host:
         replies: list[Reply] = []
         with anyio.move_on_after(within):
             try:
-                found = None
-                while found is None:
-                    found = await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True)
-            except (OSError, UnicodeError) as error:
+                found = await resolve_async(self.addresses)
+            except (OSError, UnicodeError, RuntimeError) as error:  # a RuntimeError: no more threads
                 return Reply(Answer.SILENT, error=error)
             for *_, address in found:
                 no_answer = OSError(f"{address[0]}: no answer") if len(found) > 1 else None
@@ -94,13 +91,10 @@ class Host:
 
     async def _ask_at(self, resolved: Resolved, tls: ssl.SSLContext | None, own: str, word: LostReport | None) -> Reply:
         """Connect to one address, and read the first message."""
-        family, kind, protocol, _, address = resolved
-        sock, writer = None, None
+        address, sock, writer = resolved[4], None, None
         try:
-            sock = socket.socket(family, kind, protocol)
-            sock.setblocking(False)
             try:
-                await asyncio.get_running_loop().sock_connect(sock, address)
+                sock = await connect_async(self.addresses, [resolved])
             except OSError as error:
                 raise OSError(error.errno, f"{address[0]}: {os.strerror(error.errno or 0)}") from None
             name = self.address.host if tls is not None else None
@@ -188,6 +182,13 @@ async def _until_one_serves(
             asking.start_soon(ask, place)
 
 
+def raise_own_problem(found: Sequence[Reply], *kinds: type[Exception]) -> None:
+    """Raise the first error of these kinds, or of an exhausted limit of this process: such a host was not asked."""
+    for error in (asked.error for asked in found):
+        if error is not None and (isinstance(error, kinds) or exhausted_limit(error)):
+            raise error
+
+
 def explain_answers(hosts: Sequence[Host], found: Sequence[Reply]) -> str:
     """Describe why no host serves yet."""
     of = list(zip(hosts, found, strict=True))
@@ -221,9 +222,7 @@ class MultiHostDial(TcpDialer):
             return
         if all(asked.answer in {Answer.REFUSED, Answer.ENDED} for asked in found):
             raise ConnectionRefusedError
-        for asked in found:
-            if isinstance(asked.error, ssl.SSLError) or (asked.error is not None and exhausted_limit(asked.error)):
-                raise asked.error  # the client describes this error
+        raise_own_problem(found, ssl.SSLError)  # the client describes this error
         raise RefusedByStore(explain_answers(self.hosts, found))
 
 

@@ -201,7 +201,7 @@ class StoreStarter(ABC):
     async def _attempt_and_log(self) -> HostedStore | None:
         try:
             return await self._start_or_find_store()
-        except RendezvousError as error:
+        except (RendezvousError, RuntimeError) as error:  # a RuntimeError: no more threads
             if not self._asked.is_set():
                 raise
             log.error("%s", error)  # noqa: TRY400  callers keep waiting; the log has the reason

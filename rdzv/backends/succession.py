@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv.backends.bind_address import CannotProbeError, NotResolvedError, PortTakenError
-from rdzv.backends.host_queries import LostReport, MultiHostDial, ask_all, explain_answers, read_frame
+from rdzv.backends.host_queries import (
+    LostReport,
+    MultiHostDial,
+    ask_all,
+    explain_answers,
+    raise_own_problem,
+    read_frame,
+)
 from rdzv.backends.hosting import HostedStore, StoreStarter, address_to_listen_on, serve_store_on
 from rdzv.core.hosts.succession import Answer, Candidacy
 from rdzv.errors import RendezvousConnectionError, RendezvousError
@@ -78,6 +85,8 @@ class HostSuccession(StoreStarter):
         try:
             while True:
                 found = await ask_all(self._hosts, self._tls_context(), within=ANSWERS_WITHIN)
+                if not self._asked.is_set():
+                    raise_own_problem(found)
                 answers = [asked.answer for asked in found]
                 if Answer.SERVES in answers:  # ask again if this node is not connected soon: that host may have died
                     self._asked.set()

@@ -7,11 +7,11 @@ Each line begins with the node's name, for `srun rdzv doctor URL`.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
@@ -31,6 +31,7 @@ from rdzv.node.link.wakeup import Wakeup
 from store.connecting import is_etcd
 from store.limits import is_loopback
 from store.net.address import host_and_port
+from store.net.threads import in_thread
 from store.printable import abbreviate
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
 
 
 async def _look_up_addresses(name: str, port: int | None) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    found = await in_thread(partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM))
     return list(dict.fromkeys(str(one[4][0]) for one in found))
 
 

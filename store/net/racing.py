@@ -233,14 +233,19 @@ def connect_blocking(addresses: Addresses, until: float, check: Callable[[], Non
                 next_at = now
 
 
-async def connect_async(addresses: Addresses) -> socket.socket:
-    """Do the same as `connect_blocking`, without blocking the event loop."""
+async def resolve_async(addresses: Addresses) -> list[Resolved]:
+    """Return the addresses in the order to try; the lookup is in a thread."""
     # Not the loop's own lookup: uvloop's starts libuv's threads, and a forked child would hang at its end.
     order = addresses.resolve() if addresses.literal else None
     while order is None:
         order = await anyio.to_thread.run_sync(addresses.resolve, abandon_on_cancel=True)
+    return order
+
+
+async def connect_async(addresses: Addresses, order: Iterable[Resolved] | None = None) -> socket.socket:
+    """Do the same as `connect_blocking`, without blocking the event loop, at all addresses or those of `order`."""
     loop = asyncio.get_running_loop()
-    race = ConnectRace(addresses, order)
+    race = ConnectRace(addresses, await resolve_async(addresses) if order is None else order)
     writable: list[socket.socket] = []
     come = asyncio.Event()
 

@@ -124,12 +124,12 @@ async def test_a_wrong_token_is_named(tmp_path: Path) -> None:
 async def test_a_name_that_resolves_to_loopback_or_not_at_all_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """On Debian, a machine's own name is 127.0.1.1 in /etc/hosts."""
 
-    async def look_up(host: str, port: int, **_: Any) -> list[Any]:
+    def look_up(host: str, port: int, **_: Any) -> list[Any]:
         if host == "head":
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", port))]
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
     checks: list[doctor.Check] = []
     assert await doctor._check_name("head", 29400, checks, timeout=5.0) == ["127.0.1.1"]
     assert await doctor._check_name("nowhere", 29400, checks, timeout=5.0) == []

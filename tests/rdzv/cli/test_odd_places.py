@@ -190,13 +190,21 @@ def test_the_limit_of_threads_is_reported_in_one_line(capsys: pytest.CaptureFixt
 
 @AS_ROOT
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="the limit does not hold for root")
-@pytest.mark.parametrize("most", [3, 6])
-def test_a_store_process_that_lacks_threads_is_reported_in_one_line(most: int) -> None:
-    """Regression: its traceback, then that it has ended; or that a resource is "temporarily unavailable"."""
+@pytest.mark.parametrize(
+    ("given", "most"), [(what, most) for what in ("a process", "hosts", "names") for most in (3, 4)]
+)
+def test_a_store_that_lacks_threads_is_reported_in_one_line(given: str, most: int) -> None:
+    """Regression: its traceback, then that it has ended; or that a resource is "temporarily unavailable". With several
+    hosts, the traceback of a group of tasks, or libuv's abort.
+    """
     as_other = ["setpriv", "--reuid", "54321", "--clear-groups", "--inh-caps", "+dac_read_search"]
     limited = ["--ambient-caps", "+dac_read_search", "bash", "-c", f'ulimit -u {most}; exec "$@"', "sh"]
     words = alone("true")
-    words[1] += "&host=process"
+    if given == "a process":
+        words[1] += "&host=process"
+    else:
+        host = "localhost" if given == "names" else "127.0.0.1"
+        words[1] = words[1].replace("127.0.0.1:", f"{host}:{free_port()},127.0.0.1:")
     line = [*as_other, *limited, sys.executable, "-m", "rdzv", *words]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     (said,) = done.stderr.splitlines()
