@@ -111,9 +111,7 @@ class HostedStore:
             async with open_client(MEETS_WITHIN) as client:
                 if client.store_id != self.server.store_id:
                     raise StoreReplaced(f"{client.store_id} serves at another host")
-                await client.put(self._keys.ending, b"", ttl=ttl)  # first: no run may begin after the listing below
-                for run in {self._keys, *await read_nodes_of_all_runs(client)}:
-                    await client.put(run.moving, b"", ttl=ttl)
+                await announce_end(client, self._keys, ttl)
         except StoreError as error:  # do not hand over: nodes could meet both here and at the next host
             log.warning("the store at %s ends at once, as it cannot say so to its nodes: %s", self.server.url, error)
             return
@@ -155,6 +153,16 @@ class HostedStore:
     async def _wait_until_alone(self, seconds: float) -> bool:
         wait = self.server.end_when_alone.wait_until_alone
         return await anyio.to_thread.run_sync(wait, seconds, abandon_on_cancel=True)
+
+
+async def announce_end(client: Store, keys: Keys, ttl: float, *, with_parent: bool = False) -> None:
+    """Send the nodes of all runs to the next host. `with_parent`: the nodes of the parent process are dead."""
+    await client.put(keys.ending, b"", ttl=ttl)  # first: no run may begin after the listing below
+    for run in {keys, *await read_nodes_of_all_runs(client)}:
+        for dead in await client.list(run.parents) if with_parent else ():
+            value = b"%s %d" % (dead.value, dead.mod_revision)
+            await client.put(run.hosted + dead.key.removeprefix(run.parents), value, ttl=ttl)
+        await client.put(run.moving, b"", ttl=ttl)
 
 
 async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int, str]:

@@ -8,7 +8,9 @@ forked child of a killed node may keep that end open, the store's process also p
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -23,14 +25,18 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from rdzv.backends.credentials import PATHS, Credentials
+from rdzv.backends.host_queries import MultiHostDial
 from rdzv.backends.monitoring import serve_embedded
 from rdzv.config.settings import parse
+from rdzv.core.keys import Keys
 from rdzv.display.standard_error import StandardErrorHandler
+from store import Client, StoreError
 from store.net.dialing import exhausted_limit
 from store.net.sockets import close_in_children, listen_on, unregister
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
+    from store import Server
     from store.net.sockets import Sockets
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -38,7 +44,7 @@ log: logging.Logger = logging.getLogger(__name__)
 LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
 POLL_EVERY: Final = 0.1  # seconds between checks whether clients are connected, or the start is given up
 ENDS_WITHIN: Final = 15.0  # seconds for an answer, and for the process to end, before it is killed; a server ends in 10
-HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix", "limits", "min_nodes")
+HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix", "limits", "min_nodes", "close_timeout")
 # Full paths, and the folder of this package: `sys.path` may have relative ones, and the program may `chdir`.
 IMPORTED_FROM: Final = (*map(os.path.abspath, sys.path), str(Path(__file__).parents[2]))
 
@@ -115,8 +121,8 @@ class StoreProcess:
     def close(self) -> None:
         """End the store's process, and wait for its end."""
         self._serves = False
-        with self._asking:
-            self._control.close()
+        with self._asking, self._control, contextlib.suppress(OSError):
+            self._control.send(None)  # the node is not dead
         self._end.join(ENDS_WITHIN)
         self._process.kill()
         self._end.join()
@@ -162,10 +168,30 @@ def _serve(control: Connection, listeners: Sockets) -> None:
         return
     with serving:
         control.send((server.url, server.store_id))
+        importlib.import_module("rdzv.backends.hosting")  # for `_announce_end`, where milliseconds count
         end = server.end_when_alone
-        while os.getppid() == parent:
-            if control.poll(LOOK_EVERY):
-                rejects, within = control.recv()
-                if rejects:
-                    end.reject_new_clients()
-                control.send((end.wait_until_alone(within), server.connections))
+        with contextlib.suppress(EOFError, ConnectionError):  # the parent has ended
+            while os.getppid() == parent:
+                if control.poll(LOOK_EVERY):
+                    if (request := control.recv()) is None:
+                        return
+                    rejects, within = request
+                    if rejects:
+                        end.reject_new_clients()
+                    control.send((end.wait_until_alone(within), server.connections))
+        if settings.endpoint.has_successors:
+            with contextlib.suppress(StoreError):
+                asyncio.run(_announce_end(settings, server))
+                end.wait_until_alone(settings.close_timeout)
+
+
+async def _announce_end(settings: Settings, server: Server) -> None:
+    """After the parent's death, send all nodes to the next host; it need not wait for the parent's nodes."""
+    from rdzv.backends.hosting import announce_end
+
+    credentials, keys = Credentials(settings), Keys(settings.prefix, settings.run_id, has_successors=True)
+    dial = MultiHostDial(settings, credentials)
+    async with Client(dial, name=server.url, token=credentials.token, timeout=ENDS_WITHIN) as client:
+        if client.store_id == server.store_id:
+            await announce_end(client, keys, settings.close_timeout, with_parent=True)
+            server.end_when_alone.reject_new_clients()

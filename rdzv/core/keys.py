@@ -48,6 +48,7 @@ class Keys:
     begun: ClassVar[_Key] = _Key("begun/")
     drains: ClassVar[_Key] = _Key("head/draining/")
     hosted: ClassVar[_Key] = _Key("head/hosted/")
+    parents: ClassVar[_Key] = _Key("parent/")  # as `hosted`, of nodes in the parent of the store's process
     bans: ClassVar[_Key] = _Key("head/banned/")  # see `ban_names`
     unbans: ClassVar[_Key] = _Key("head/unbanned/")
     unfits: ClassVar[_Key] = _Key("unfit/")

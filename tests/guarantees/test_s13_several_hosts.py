@@ -241,6 +241,17 @@ async def test_s13_the_others_meet_at_the_next_host_at_once_if_the_node_that_hos
         assert await leaves.wait(timeout=SOON) == 1
 
 
+@pytest.mark.in_ci
+async def test_s13_nobody_waits_for_a_killed_host_whose_store_had_its_own_process() -> None:
+    """The store's process told nobody that its parent was dead: the others waited for that node for `ttl`."""
+    async with job(AWAITED, "abc", "&host=process&ttl=60") as it:
+        number = await it.round_of(3)
+        it.nodes.pop(await it.host()).kill()
+        began = time.monotonic()
+        await it.round_of(2, above=number)
+        assert time.monotonic() - began < SOON
+
+
 async def test_s13_the_store_of_a_process_stays_if_another_of_its_nodes_leaves() -> None:
     """The node said that the store ends, and the others waited 30 s for the next one."""
     url = f"tcp://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/job?min_nodes=2&max_nodes=3&last_call_timeout=60"

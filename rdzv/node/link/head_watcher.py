@@ -209,7 +209,9 @@ class HeadWatcher:
             over = self.head.moves_over if self.head.moves else self.head.progress
             return {"moves": put, "moves_over": over if put else None}
         if key.startswith(keys.hosted):
-            return update_map("hosted", keys.hosted, lambda: HostedNode(arrival=revision, last_round=int(value)))
+            last, _, arrival = value.partition(b" ")
+            hosted = HostedNode(arrival=int(arrival or revision), last_round=int(last or 0))
+            return update_map("hosted", keys.hosted, lambda: hosted)
         if key == keys.resized:
             return {"resized": Resized.unpack(value, revision=revision) if put else None}
         if key.startswith(keys.drains):

@@ -140,10 +140,11 @@ class ArrivalWriter:
             grants.append(run)
         if part.node_id in link.follower.head.drains and not part.arrival.began:
             writes.append(Delete(keys.drains + part.node_id))  # the drain is of an earlier process
-        if part.settings.endpoint.has_successors and is_served_here(link.store.store_id):
+        if part.settings.endpoint.has_successors and link.hosts_store():
             last = 0 if part.membership is None else part.membership.round.revision
             of_run = run or link.known_run_lease  # on the run's lease the key outlives this node
-            writes.append(Put(keys.hosted + part.node_id, b"%d" % last, lease=of_run.id if of_run else lease.id))
+            ends = keys.hosted if is_served_here(link.store.store_id) else keys.parents
+            writes.append(Put(ends + part.node_id, b"%d" % last, lease=of_run.id if of_run else lease.id))
         if role is not None:
             writes.append(Create(keys.coordinator, part.node_id.encode(), lease=role.lease.id))
             grants.append(role.grant)

@@ -190,9 +190,8 @@ def test_the_limit_of_threads_is_reported_in_one_line(capsys: pytest.CaptureFixt
 
 @AS_ROOT
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="the limit does not hold for root")
-@pytest.mark.parametrize(
-    ("given", "most"), [(what, most) for what in ("a process", "hosts", "names") for most in (3, 4)]
-)
+@pytest.mark.parametrize("given", ["a process", "hosts", "names"])
+@pytest.mark.parametrize("most", [3, 4])
 def test_a_store_that_lacks_threads_is_reported_in_one_line(given: str, most: int) -> None:
     """Regression: its traceback, then that it has ended; or that a resource is "temporarily unavailable". With several
     hosts, the traceback of a group of tasks, or libuv's abort.
