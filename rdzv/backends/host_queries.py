@@ -51,7 +51,9 @@ class Reply(NamedTuple):
     generation: int = 1  # of a store that serves; see docs/protocol.md
 
     def __str__(self) -> str:
-        return self.answer.value + f" (generation {self.generation})" * (self.answer is Answer.SERVES)
+        more = f"generation {self.generation}" * (self.answer is Answer.SERVES)
+        more = more or ("" if self.error is None else describe(self.error))
+        return f"{self.answer.value} ({more})" if more else self.answer.value
 
 
 class Host:
@@ -84,7 +86,8 @@ class Host:
             except (OSError, UnicodeError, RuntimeError) as error:  # a RuntimeError: no more threads
                 return Reply(Answer.SILENT, error=error)
             for *_, address in found:
-                no_answer = OSError(f"{address[0]}: no answer") if len(found) > 1 else None
+                dead = f"{address[0]}: no answer; if that address alone is dead, take it off the name"
+                no_answer = OSError(dead) if len(found) > 1 else None
                 replies.append(Reply(Answer.SILENT, error=no_answer))
             await _until_one_serves(replies, [partial(self._ask_at, one, tls, own, word) for one in found])
         return min(replies, default=Reply(Answer.SILENT), key=lambda it: PRECEDENCE.get(it.answer, len(PRECEDENCE)))

@@ -36,7 +36,7 @@ from rdzv.backends.bind_address import (
     list_hosts,
 )
 from rdzv.backends.monitoring import serve_embedded
-from rdzv.backends.store_process import StoreProcess
+from rdzv.backends.store_process import StoreProcess, announce_end
 from rdzv.config.value_types import UNSPECIFIED
 from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
@@ -153,16 +153,6 @@ class HostedStore:
     async def _wait_until_alone(self, seconds: float) -> bool:
         wait = self.server.end_when_alone.wait_until_alone
         return await anyio.to_thread.run_sync(wait, seconds, abandon_on_cancel=True)
-
-
-async def announce_end(client: Store, keys: Keys, ttl: float, *, with_parent: bool = False) -> None:
-    """Send the nodes of all runs to the next host. `with_parent`: the nodes of the parent process are dead."""
-    await client.put(keys.ending, b"", ttl=ttl)  # first: no run may begin after the listing below
-    for run in {keys, *await read_nodes_of_all_runs(client)}:
-        for dead in await client.list(run.parents) if with_parent else ():
-            value = b"%s %d" % (dead.value, dead.mod_revision)
-            await client.put(run.hosted + dead.key.removeprefix(run.parents), value, ttl=ttl)
-        await client.put(run.moving, b"", ttl=ttl)
 
 
 async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import os
 import signal
@@ -30,13 +29,14 @@ from rdzv.backends.monitoring import serve_embedded
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
 from rdzv.display.standard_error import StandardErrorHandler
+from rdzv.node.run.status import read_nodes_of_all_runs
 from store import Client, StoreError
 from store.net.dialing import exhausted_limit
 from store.net.sockets import close_in_children, listen_on, unregister
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
-    from store import Server
+    from store import Server, Store
     from store.net.sockets import Sockets
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -168,7 +168,6 @@ def _serve(control: Connection, listeners: Sockets) -> None:
         return
     with serving:
         control.send((server.url, server.store_id))
-        importlib.import_module("rdzv.backends.hosting")  # for `_announce_end`, where milliseconds count
         end = server.end_when_alone
         with contextlib.suppress(EOFError, ConnectionError):  # the parent has ended
             while os.getppid() == parent:
@@ -185,10 +184,18 @@ def _serve(control: Connection, listeners: Sockets) -> None:
                 end.wait_until_alone(settings.close_timeout)
 
 
+async def announce_end(client: Store, keys: Keys, ttl: float, *, with_parent: bool = False) -> None:
+    """Send the nodes of all runs to the next host. `with_parent`: the nodes of the parent process are dead."""
+    await client.put(keys.ending, b"", ttl=ttl)  # first: no run may begin after the listing below
+    for run in {keys, *await read_nodes_of_all_runs(client)}:
+        for dead in await client.list(run.parents) if with_parent else ():
+            value = b"%s %d" % (dead.value, dead.mod_revision)
+            await client.put(run.hosted + dead.key.removeprefix(run.parents), value, ttl=ttl)
+        await client.put(run.moving, b"", ttl=ttl)
+
+
 async def _announce_end(settings: Settings, server: Server) -> None:
     """After the parent's death, send all nodes to the next host; it need not wait for the parent's nodes."""
-    from rdzv.backends.hosting import announce_end
-
     credentials, keys = Credentials(settings), Keys(settings.prefix, settings.run_id, has_successors=True)
     dial = MultiHostDial(settings, credentials)
     async with Client(dial, name=server.url, token=credentials.token, timeout=ENDS_WITHIN) as client:

@@ -16,6 +16,7 @@ from rdzv import (
     RendezvousInfo,
     RendezvousRefusedError,
     RendezvousSettingsError,
+    RendezvousStateError,
     RoundSupersededError,
     RunStatus,
 )
@@ -258,6 +259,15 @@ async def test_s13_a_member_of_a_lost_store_is_drained_in_the_next_one() -> None
             with pytest.raises(RendezvousGracefulExitError, match=f"{leaving.node_id} is to leave"):
                 await leaving.next_rendezvous()
         assert revisions[0] > revisions[1] < revisions[2], "as they begin at random, both happen"
+
+
+async def test_s13_a_drain_in_a_store_that_ends_is_refused_as_the_node_may_be_gone_before_it_reads_it() -> None:
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=2) as run:
+        one, other = nodes = [run.handler(name) for name in "xy"]
+        await run.meet(*nodes)
+        await one.node.call_store(lambda store: store.put(one.node.keys.moving, b"", ttl=60))
+        with pytest.raises(RendezvousStateError, match="the next one serves; drain node y there"):
+            await one.drain(node_id=other.node_id)
 
 
 async def test_s13_nodes_with_different_lists_do_not_meet_and_both_lists_are_named() -> None:

@@ -22,7 +22,7 @@ from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, DURATION_MAX, NAME, TE
 from rdzv.core.questions import ANSWER_TTL, pack_answer
 from rdzv.core.report import account
 from rdzv.core.round import Round
-from rdzv.core.state import WITH, Ban, Closed, Head, Unban, ban_name, pack_settings, unpack_settings
+from rdzv.core.state import MOVES, WITH, Ban, Closed, Head, Unban, ban_name, pack_settings, unpack_settings
 from rdzv.core.stopping import Drain, Resized
 from rdzv.core.stuck.accusing import UNNAMED, WHY_MOST, Accusation
 from rdzv.errors import RendezvousClosedError, RendezvousStateError
@@ -74,9 +74,12 @@ class Run:
             if record is None:
                 raise RendezvousStateError(f"no node {who} is in run {self.run_id}; `rdzv status` names those that are")
             # If another process with the node's name has replaced it, do not drain that process.
-            unchanged = when.mod_revision(record.key) == record.mod_revision
-            if (await self.store.transact(when=(unchanged,), then=(put,))).succeeded:
+            conditions = (when.mod_revision(record.key) == record.mod_revision, when.missing(self.keys.moving))
+            done = await self.store.transact(when=conditions, then=(put,), otherwise=(Get(self.keys.moving),))
+            if done.succeeded:
                 return
+            if done.results[0] is not None:  # the node may have gone to the next store without reading this drain
+                raise RendezvousStateError(f"run {self.run_id}: {MOVES}; drain node {who} there, in a moment")
 
     async def resize(self, min_nodes: int | None = None, max_nodes: int | None = None, *, reason: str = "") -> Resized:
         """Set another minimum or maximum of nodes; None leaves a number unchanged.

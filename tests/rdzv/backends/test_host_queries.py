@@ -39,6 +39,7 @@ from tests.support.processes import free_port
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+UNREACHABLE = "127.0.0.1: no answer; if that address alone is dead, take it off the name"
 TOKEN = "0123456789abcdef0123456789abcdef"
 
 
@@ -107,7 +108,9 @@ async def test_a_host_refuses_only_if_each_address_of_its_name_does(monkeypatch:
                     assert (await ask(*order)).answer is answer, ports
             assert (await ask(closed, own, name=name)).answer is Answer.REFUSED
             assert (await ask(mute, own, name=name)).answer is Answer.SILENT
-            assert "127.0.0.1: no answer" in explain_answers([host], [await ask(closed, mute)])
+            unclear = await ask(closed, mute)
+            assert str(unclear) == f"does not answer ({UNREACHABLE})"
+            assert f"({UNREACHABLE}) does not answer" in explain_answers([host], [unclear])
             await ask(mute, own)
             assert await host.send_lost_report(word, None)
         finally:
