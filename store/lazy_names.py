@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 def lazy_names(
     package: str, homes: Mapping[str, str], *, explain: Callable[[Exception], Exception] | None = None
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package whose names are loaded at first use.
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package whose names are loaded at first use.
 
     `homes` maps each module to its names, separated by spaces, or to "" for the module itself. `explain` returns the
     error to raise if an import fails.
@@ -40,4 +40,4 @@ def lazy_names(
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *home_of})
 
-    return get, names
+    return get, names, sorted(home_of)
