@@ -7,7 +7,7 @@ import pytest
 from tests.recorded import FOLDER, compare, recordings, write
 
 RECORDINGS = recordings()
-BYTES_MOST = 700_000
+BYTES_MOST = 900_000
 
 
 @pytest.mark.some_of(20)
