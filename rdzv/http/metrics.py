@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
+ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 LAG_EVERY = 1.0  # seconds between measurements
 LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)  # seconds
 
@@ -146,12 +147,8 @@ def metric(name: str, kind: str, text: str, labels: tuple[str, ...], samples: It
     """Yield one metric in the text format of Prometheus."""
     yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
     for values, value in samples:
-        named = ",".join(f'{label}="{_escape_label(one)}"' for label, one in zip(labels, values, strict=True))
+        named = ",".join(f'{label}="{one.translate(ESCAPES)}"' for label, one in zip(labels, values, strict=True))
         yield f"{name}{{{named}}} {float(value)}\n" if named else f"{name} {float(value)}\n"
-
-
-def _escape_label(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def _store_lines(figures: Mapping[str, Any], ended: int) -> Iterator[str]:

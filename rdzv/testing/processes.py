@@ -90,7 +90,7 @@ class RealProcesses:
         running = self._processes.get(index)
         if running is not None and running.poll() is None:
             raise RuntimeError(f"process {index} runs: kill it first")
-        settings = {f"RDZV_{name.upper()}": _as_url_value(value) for name, value in self._settings.items()}
+        settings = {f"RDZV_{name.upper()}": str(value) for name, value in self._settings.items()}
         env = {**os.environ, "RDZV_NODE_ID": f"node-{index}", **settings, "RDZV_URL": self.url, **self._env}
         with self._log_path(index).open("ab") as log:
             self._processes[index] = subprocess.Popen(  # noqa: S603  the command is the test's own
@@ -167,7 +167,3 @@ class RealProcesses:
 
 
 processes: Final = RealProcesses  # the name that callers use
-
-
-def _as_url_value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
