@@ -191,7 +191,7 @@ class HistoryWriter:
     def __init__(self) -> None:
         self._history = History()
         self._began: float | None = None  # when the last round completed, on this coordinator's clock
-        self._stopped: float | None = None  # when the last round was first seen without all members; None if not yet
+        self._stopped: float | None = None  # when a member was first gone, or `_short` was stored; None if not yet
         self._short = 0.0  # the value of `Chapter.short` at the time `_short_since`
         self._short_since: float | None = None  # since when there are too few nodes; None if there are enough
 
@@ -219,7 +219,9 @@ class HistoryWriter:
         if began is None and hour is not None and last.at is not None:
             self._began = began = now - max(hour - last.at, 0.0)
         if last.stopped is not None:
-            self._stopped = now if began is None else began + last.stopped
+            # `short` contains the wait up to the chapter's last incident.
+            written = max([last.stopped, *(one.after for one in last.incidents if one.after is not None)])
+            self._stopped = now if began is None else began + written
             self._short = last.short
         else:
             self._stopped = ended

@@ -382,7 +382,7 @@ class View:
         return 0 < len(self.waiting) < self._needed and not self.live
 
     def _update_counts(self, now: float) -> None:
-        if self._cut_off or self.left_out:
+        if self._cut_off:
             self._leave_out_unreached()
         self.absences.note_shortage(short=self._too_few_wait, now=now)
         if len(self.waiting) < self._needed:

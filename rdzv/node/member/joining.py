@@ -99,7 +99,6 @@ class Joining:
                     part.times_left_out += 1
                 part.given_up = f"round {membership.round.number} was given up: {verdict.why}"
                 log.warning("run %s: %s", part.keys.run_id, part.given_up)
-                self.clock.set_suspended(suspended=False, now=anyio.current_time())
                 self._me = self._new_joiner(was_member=not is_left_out, left_out=part.given_up if is_left_out else "")
         except BaseException as error:
             if isinstance(error, StoreReplaced):

@@ -193,6 +193,7 @@ def test_the_length_of_an_unmeasured_round_follows_from_the_wall_clock() -> None
     one = Chapter(number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), at=100.0, incidents=(lost,))
     assert seconds_between_rounds(one, one.replace(number=1, at=160.0)) == 60.0
     assert seconds_between_rounds(one, one.replace(number=1, at=None)) == 3.0
+    assert seconds_between_rounds(one.replace(incidents=(), at=None), one.replace(number=1, at=160.0)) == 0.0
 
 
 @pytest.mark.virtual_time
