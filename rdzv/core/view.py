@@ -318,7 +318,7 @@ class View:
             return
         for left, count in ((False, said.lost), (True, said.departed)):
             self._unnamed[left] = max(count - self._count_gone(left=left), 0)
-        if self.enough_since is not None and said.last_call_left is not None:
+        if said.last_call_left is not None:
             # If enough nodes that the report counted still wait, its last call continues; else a new one began later.
             standing = sum(1 for record in self.waiting.values() if record.arrival <= said.last_arrival)
             if standing >= self._needed:
