@@ -35,7 +35,7 @@ def test_every_fact_is_a_field() -> None:
         reason="round 7 stands with 2 nodes",
         members=(
             Participant(
-                node_id="a", rank=0, address="10.0.0.1", payload=[b"\xff", math.nan], attributes={"rack": "r1"}
+                node_id="a", rank=0, address="10.0.0.1", payload=[b"\xff", math.nan, {1}], attributes={"rack": "r1"}
             ),
         ),
         waiting=("c", "d"),
@@ -64,7 +64,7 @@ def test_every_fact_is_a_field() -> None:
             "node_id": "a",
             "rank": 0,
             "address": "10.0.0.1",
-            "payload": ["\\xff", "nan"],
+            "payload": ["\\xff", "nan", "{1}"],
             "attributes": {"rack": "r1"},
             "state": "busy",
             "since": 1.8e9,

@@ -81,6 +81,7 @@ SNAPSHOT = [
     put(KEYS.round, ROUND.pack(), 8),
     put(KEYS.progress, PROGRESS.pack(), 9),
     put(KEYS.closed, CLOSED.pack(), 10),
+    put(f"{KEYS.head}of_a_later_release", b"1", 11),
 ]
 
 
