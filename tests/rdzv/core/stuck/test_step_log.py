@@ -55,6 +55,7 @@ def test_the_end_of_one_busy_stretch_does_not_end_another() -> None:
     beats = StepLog(0, Clock())
     longer = beats.begin_busy(60, "checkpoint")
     shorter = beats.begin_busy(10, "evaluation")
+    assert beats.counts, "its notes are sent, although it has begun no step"
     assert (beats.note(away=False).busy, beats.note(away=False).what) == (60.0, "checkpoint")
     beats.end_busy(shorter)
     assert (beats.note(away=False).busy, beats.note(away=False).what) == (60.0, "checkpoint")
