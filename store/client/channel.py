@@ -299,8 +299,6 @@ class Channel:
                         self._send_and_forget(revoke)
                 elif isinstance(received, (Events, Lagged)):
                     self.pushed.append(received)
-                elif isinstance(received, Bye):
-                    self._problem = received.reason
         if type(answer) is Failed:
             raise cast("StoreError", error_of(answer))
         return answer

@@ -54,12 +54,12 @@ class Scene:
 
     def note(self, what: str) -> None:
         """Write a line."""
-        self.lines.append(f"  {self.loop.time() - START:.3f} {re.sub(' at 0x[0-9a-f]+', '', what)}")
+        self.lines.append(f"  {self.loop.time() - START:.3f} {re.sub(' at 0x[0-9a-f]+|v{20,}', '', what)}")
 
     def log(self, line: str) -> None:
         """Write a line of the log, unless it only tells of a loss."""
         if ": debug: " not in line:
-            self.lines.append(f"  {line}")
+            self.lines.append(f"  {line[:90]}")
 
     def patched(self) -> dict[str, Any]:
         """Return what is replaced: random bytes, limits of the process, and what its system knows of connections."""
