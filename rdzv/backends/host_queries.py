@@ -51,8 +51,7 @@ class Reply(NamedTuple):
     generation: int = 1  # of a store that serves; see docs/protocol.md
 
     def __str__(self) -> str:
-        more = f"generation {self.generation}" * (self.answer is Answer.SERVES)
-        more = more or ("" if self.error is None else describe(self.error))
+        more = f"generation {self.generation}" if self.answer is Answer.SERVES else self.error and describe(self.error)
         return f"{self.answer.value} ({more})" if more else self.answer.value
 
 
@@ -118,10 +117,6 @@ class Host:
                 writer.transport.abort()
             elif sock is not None:
                 sock.close()
-
-    async def send_lost_report(self, word: LostReport, tls: ssl.SSLContext | None) -> bool:
-        """Send a report to the candidate at this host; return True if the candidate accepted it."""
-        return (await self.ask(tls, word=word)).answer is Answer.CANDIDATE
 
 
 class LostReport(NamedTuple):
@@ -280,7 +275,8 @@ async def report_host_lost(settings: Settings, credentials: Credentials, lost: s
         raise RendezvousStateError(f"{serving[0]} serves the store: nothing waits for {lost}")
     if answer is not Answer.SILENT:
         raise RendezvousStateError(f"{lost} {answer.value}, so its machine is not lost")
-    told = [str(it) for it in hosts if answers[str(it)] is Answer.CANDIDATE and await it.send_lost_report(word, tls)]
+    waiting = [host for host in hosts if answers[str(host)] is Answer.CANDIDATE]
+    told = [str(host) for host in waiting if (await host.ask(tls, word=word)).answer is Answer.CANDIDATE]
     if not told:
         raise RendezvousStateError(
             f"no process on another host of {settings.endpoint.url} waits for {lost}, or it did not take this word: "

@@ -5,9 +5,6 @@ node never starts a store on a reconnect: a live run must not get a second, empt
 
 The store dies with its host's process. After the host's own node has left, the store stays until no other client is
 connected, for at most `close_timeout`.
-
-New nodes must not join a run in a store that is shutting down. So its host first writes a key that forbids joining. A
-rejected node looks for another store (`Node`); one of the rejected nodes starts it once the port is free.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import contextlib
 import errno
 import logging
 from abc import ABC, abstractmethod
+from functools import partial
 from ssl import CERT_REQUIRED
 from threading import Event
 from typing import TYPE_CHECKING, Final
@@ -41,9 +39,10 @@ from rdzv.config.value_types import UNSPECIFIED
 from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
 from rdzv.node.run.status import read_nodes_of_all_runs
-from store import StoreError, StoreReplaced, StoreUsageError
+from store import StoreError, StoreUsageError
 from store.net.address import host_and_port
 from store.net.dialing import describe, exhausted_limit
+from store.net.tasks import cancel_and_wait
 from store.net.threads import in_thread
 from store.printable import escape_arguments
 
@@ -108,14 +107,10 @@ class HostedStore:
         """Send all nodes to the next host, which may serve from now on; wait until they have left."""
         ttl = self._linger + ENDING_TTL
         try:
-            async with open_client(MEETS_WITHIN) as client:
-                if client.store_id != self.server.store_id:
-                    raise StoreReplaced(f"{client.store_id} serves at another host")
-                await announce_end(client, self._keys, ttl)
+            await announce_end(partial(open_client, MEETS_WITHIN), self.server, self._keys, ttl)
         except StoreError as error:  # do not hand over: nodes could meet both here and at the next host
             log.warning("the store at %s ends at once, as it cannot say so to its nodes: %s", self.server.url, error)
             return
-        self.server.end_when_alone.reject_new_clients()
         await self._wait_until_alone(self._linger)
 
     async def _wait_for_others(self, open_client: OpenClient) -> None:
@@ -190,6 +185,7 @@ class StoreStarter(ABC):
         self._asked = asyncio.Event()  # set after the first attempt
         self._settled = asyncio.Event()
         self._gives_up = Event()  # ends the start of a store in its own process
+        self._beside: list[asyncio.Task[None]] = []  # tasks beside a hosted store
         self.problem: str = ""  # why no store starts here, or no host serves; empty if unknown
 
     @abstractmethod
@@ -248,6 +244,7 @@ class StoreStarter(ABC):
         self._gives_up.set()
         if self._task is not None:
             await asyncio.wait([self._task])
+            await cancel_and_wait(*self._beside)
             if self._hosted_store is not None and self.is_hosting:
                 await self._hosted_store.aclose(self._open_client)
 

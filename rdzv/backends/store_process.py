@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,13 +31,15 @@ from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
 from rdzv.display.standard_error import StandardErrorHandler
 from rdzv.node.run.status import read_nodes_of_all_runs
-from store import Client, StoreError
+from store import Client, StoreError, StoreReplaced
 from store.net.dialing import exhausted_limit
 from store.net.sockets import close_in_children, listen_on, unregister
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rdzv.config.settings import Settings
-    from store import Server, Store
+    from store import Server
     from store.net.sockets import Sockets
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -161,7 +164,8 @@ def _serve(control: Connection, listeners: Sockets) -> None:
     logging.basicConfig(level=level, handlers=[StandardErrorHandler()])
     try:
         settings = parse(url, chosen, {})
-        serving, server = serve_embedded(settings, Credentials(settings), address, port, listeners)
+        credentials = Credentials(settings)
+        serving, server = serve_embedded(settings, credentials, address, port, listeners)
     except Exception as error:  # noqa: BLE001  the parent raises it
         limit = exhausted_limit(error.__cause__ or error)
         control.send(OSError(0, limit) if limit else error)
@@ -179,26 +183,25 @@ def _serve(control: Connection, listeners: Sockets) -> None:
                         end.reject_new_clients()
                     control.send((end.wait_until_alone(within), server.connections))
         if settings.endpoint.has_successors:
+            keys, ttl = Keys(settings.prefix, settings.run_id, has_successors=True), settings.close_timeout
+            dial = MultiHostDial(settings, credentials)
+            open_client = partial(Client, dial, name=server.url, token=credentials.token, timeout=ENDS_WITHIN)
             with contextlib.suppress(StoreError):
-                asyncio.run(_announce_end(settings, server))
-                end.wait_until_alone(settings.close_timeout)
+                asyncio.run(announce_end(open_client, server, keys, ttl, with_parent=True))
+                end.wait_until_alone(ttl)
 
 
-async def announce_end(client: Store, keys: Keys, ttl: float, *, with_parent: bool = False) -> None:
+async def announce_end(
+    open_client: Callable[[], Any], server: Server | StoreProcess, keys: Keys, ttl: float, *, with_parent: bool = False
+) -> None:
     """Send the nodes of all runs to the next host. `with_parent`: the nodes of the parent process are dead."""
-    await client.put(keys.ending, b"", ttl=ttl)  # first: no run may begin after the listing below
-    for run in {keys, *await read_nodes_of_all_runs(client)}:
-        for dead in await client.list(run.parents) if with_parent else ():
-            value = b"%s %d" % (dead.value, dead.mod_revision)
-            await client.put(run.hosted + dead.key.removeprefix(run.parents), value, ttl=ttl)
-        await client.put(run.moving, b"", ttl=ttl)
-
-
-async def _announce_end(settings: Settings, server: Server) -> None:
-    """After the parent's death, send all nodes to the next host; it need not wait for the parent's nodes."""
-    credentials, keys = Credentials(settings), Keys(settings.prefix, settings.run_id, has_successors=True)
-    dial = MultiHostDial(settings, credentials)
-    async with Client(dial, name=server.url, token=credentials.token, timeout=ENDS_WITHIN) as client:
-        if client.store_id == server.store_id:
-            await announce_end(client, keys, settings.close_timeout, with_parent=True)
-            server.end_when_alone.reject_new_clients()
+    async with open_client() as client:
+        if client.store_id != server.store_id:
+            raise StoreReplaced(f"{client.store_id} serves at another host")
+        await client.put(keys.ending, b"", ttl=ttl)  # first: no run may begin after the listing below
+        for run in {keys, *await read_nodes_of_all_runs(client)}:
+            for dead in await client.list(run.parents) if with_parent else ():
+                value = b"%s %d" % (dead.value, dead.mod_revision)
+                await client.put(run.hosted + dead.key.removeprefix(run.parents), value, ttl=ttl)
+            await client.put(run.moving, b"", ttl=ttl)
+    server.end_when_alone.reject_new_clients()

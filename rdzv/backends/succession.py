@@ -34,7 +34,6 @@ from rdzv.errors import RendezvousConnectionError, RendezvousError
 from store import Client, ProtocolError, StoreError
 from store.net.dialing import describe
 from store.net.sockets import close_in_children, listen_on, unregister
-from store.net.tasks import cancel_and_wait
 from store.net.threads import in_thread
 from store.printable import escape_arguments
 from store.protocol.wire import CANDIDATE, Rejection, encode_rejection
@@ -76,7 +75,6 @@ class HostSuccession(StoreStarter):
         self._lost: set[str] = set()  # hosts that an operator has reported as lost
         self._until_word = anyio.CancelScope()  # a candidate's questions and pause; `rdzv lost` ends them
         self.may_host: Callable[[float], bool] = lambda _: True  # see `Node.may_host`
-        self._rival: asyncio.Task[None] | None = None  # looks for another store while this process serves one
         self._since = -math.inf  # when this process began to look for a store
         self._said = (-math.inf, "")  # the time of the last warning, and its reason
 
@@ -96,7 +94,8 @@ class HostSuccession(StoreStarter):
                 else:
                     place = await self._find_own_place(answers) if self._may_host_now() else None
                     if place is not None and (host := await self._run_as_candidate(*place)) is not None:
-                        self._rival = asyncio.create_task(self._give_way_to_later_store(host), name="look for a rival")
+                        work = self._give_way_to_later_store(host)
+                        self._beside = [asyncio.create_task(work, name="look for a later store")]
                         return host
                     await self._pause(self._hosts, found, self._since)
                 if self._settled.is_set():
@@ -107,12 +106,6 @@ class HostSuccession(StoreStarter):
         except OSError as error:
             self.problem = f"the store cannot be started at {self._settings.endpoint.url}: {describe(error)}"
             raise RendezvousConnectionError(self.problem) from error
-
-    async def aclose(self) -> None:
-        """End the attempts to find or start a store, or the hosted store."""
-        if self._rival is not None:
-            await cancel_and_wait(self._rival)
-        await super().aclose()
 
     async def _give_way_to_later_store(self, host: HostedStore) -> None:
         """End the hosted store if nodes would choose another one, as after `rdzv lost` for a host at work."""

@@ -52,10 +52,7 @@ IF_SILENT: Final = (
     "let the port through the firewall, which must not reject packets; if the machine is off: rdzv lost URL"
 )
 SHARED: Final = "list each machine once, by a name of its own: of no proxy, Service or load balancer"
-TWO_STORES: Final = (
-    "a host was said to be lost, and was at work: its store sends its nodes to the later one within 10 s of seeing it; "
-    "if it does not, end its process"
-)
+TWO_STORES: Final = "a host said to be lost was at work: its nodes go to the later store soon; if not, end its process"
 
 
 class Check(NamedTuple):

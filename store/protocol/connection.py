@@ -62,8 +62,7 @@ class ServerConnection:
 
     def __init__(self, *, store_id: str, nonce: bytes, token: Secret, limits: Limits, generation: int = 1) -> None:
         self._token = token() if callable(token) else token
-        wanted = self._token is not None
-        self._greeting = Greeting(wire.VERSION_MIN, wire.VERSION, store_id, nonce, wanted, generation)
+        self._greeting = Greeting(wire.VERSION_MIN, wire.VERSION, store_id, nonce, self._token is not None, generation)
         self._limits = limits
         self._elements_max = wire.elements_max(limits.operations_max)
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_args
 
 import msgpack
 
@@ -169,9 +169,7 @@ def _unpack_frame(body: memoryview | bytes, unpack: Callable[..., Any] = _unpack
 
 def encode_opening(said: Greeting | Hello | Welcome) -> bytes:
     """Return a greeting, a hello or a welcome as a frame; a generation of 1 is left out."""
-    fields: Any = said
-    if getattr(said, "generation", 0) == 1:
-        fields = fields[:-1]
+    fields = cast("Any", said)[: -1 if getattr(said, "generation", 0) == 1 else None]
     return frame(_pack((MAGIC, fields)))
 
 

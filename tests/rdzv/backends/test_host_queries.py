@@ -112,7 +112,7 @@ async def test_a_host_refuses_only_if_each_address_of_its_name_does(monkeypatch:
             assert str(unclear) == f"does not answer ({UNREACHABLE})"
             assert f"({UNREACHABLE}) does not answer" in explain_answers([host], [unclear])
             await ask(mute, own)
-            assert await host.send_lost_report(word, None)
+            assert (await host.ask(None, word=word)).answer is Answer.CANDIDATE
         finally:
             candidate.note_store_found()
             await candidate.aclose()
@@ -269,7 +269,7 @@ async def test_a_word_counts_only_with_the_token_and_for_a_silent_host(monkeypat
             with pytest.raises(RendezvousStateError, match="is a candidate, so its machine is not lost"):
                 await report_host_lost(settings, Credentials(settings), f"127.0.0.1:{own}")
             forged = LostReport(f"127.0.0.1:{mute}", b"another token")
-            assert not await host_at(own).send_lost_report(forged, None)
+            assert (await host_at(own).ask(None, word=forged)).answer is not Answer.CANDIDATE
             assert not candidate.is_hosting
             told = await report_host_lost(settings, Credentials(settings), f"127.0.0.1:{mute}")
             assert told == f"127.0.0.1:{own} was told that 127.0.0.1:{mute} is lost"
