@@ -206,8 +206,7 @@ class _TcpConnector:
         if settings.is_host is not False:  # the decision needs a thread, which `is_host=0` saves
             await self._host_if_needed()
         times = {"timeout": CALL_TIMEOUT, "connect_timeout": settings.join_timeout, "timeout_name": "join_timeout"}
-        known = self.node.part.known
-        about = {"rng": self._rng, "generation": 1 if known is None else known.lost.generation + 1}
+        about = {"rng": self._rng, "generation": self.node.store_generation}
         client = _tcp_client(self._dial, settings, self._credentials, **about, **times)
         client.on_connection_change(self._note_connection)
         # A hosted store was started before `limit_concurrency`: other nodes inside the limit may wait for this store.

@@ -409,6 +409,11 @@ class Node:
         """Write this node's knowledge of a lost store to the store of `link`; raise StoreError on failure."""
         await pass_on_knowledge(self.part, link)
 
+    @property
+    def store_generation(self) -> int:
+        """The least generation of the store that this node looks for: one more than the lost store's."""
+        return 1 if self.part.known is None else self.part.known.lost.generation + 1
+
     def send_steps(self) -> None:
         """Report this node's steps to the store now; thread-safe."""
         self.loop.call_soon(self.part.own_beats.send)

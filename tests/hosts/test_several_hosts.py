@@ -79,6 +79,17 @@ async def test_s13_a_vanished_host_is_waited_for_and_given_up_by_an_operators_wo
             assert time.monotonic() - told < 10, "on a busy machine"
 
 
+async def test_s13_the_error_of_a_member_that_waits_in_vain_names_the_silent_host() -> None:
+    async with Lab(2) as lab, members(slurm_url(lab.hosts, "named", "&join_timeout=15"), *lab.hosts) as everyone:
+        for member in everyone:
+            await of_size(member, 2)
+        (host,) = serving(everyone)
+        (waiting,) = [member for member in everyone if member is not host]
+        await lab.cut(host.host)
+        error = await waiting.child.says("no round within join_timeout", timeout=60)
+        assert f"out of reach: {host.host.name}:{PORT} does not answer" in error
+
+
 async def test_s13_a_host_that_was_cut_off_and_is_back_goes_on_serving_without_a_second_store() -> None:
     async with Lab(3) as lab, members(slurm_url(lab.hosts, "named"), *lab.hosts) as everyone:
         number = max([await of_size(member, 3) for member in everyone])

@@ -115,7 +115,8 @@ class NodeState:
     def timeout_error(self, link: StoreSession | None) -> RendezvousTimeoutError:
         """Return the error for a timed-out `next_rendezvous`."""
         away = link is None or not link.store.connected
-        problem = f"; the store is out of reach{link.hosting_hint if link is not None else ''}" if away else ""
+        why = f": {link.store.last_problem}" if link is not None and self.settings.endpoint.has_successors else ""
+        problem = f"; the store is out of reach{why}{link.hosting_hint if link is not None else ''}" if away else ""
         reason = self.reason  # the text may contain `given_up`, which the coordinator reports, too
         if self.given_up and self.given_up[:GIVEN_UP_MOST] not in reason:
             problem += f"; {self.given_up}"
