@@ -20,7 +20,6 @@ from store.records import brief
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
-    from types import TracebackType
     from typing import Self, Unpack
 
     from store.messages import Condition, Entry, KeyGroup, Note, Operation, Request
@@ -406,11 +405,9 @@ class BlockingContext(contextlib.AbstractContextManager[T]):
             self._exit_after_error(error)
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    def __exit__(self, *how: Any) -> bool | None:
         try:
-            return run_synchronously(self._context.__aexit__(kind, error, trace))
+            return run_synchronously(self._context.__aexit__(*how))
         except BaseException as other:
             self._exit_after_error(other)
             raise

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator, Iterator
     from contextlib import AbstractAsyncContextManager
-    from types import TracebackType
     from typing import Self, Unpack
 
     from store.calls import LeaseTerms
@@ -53,9 +52,7 @@ class Watch(ABC):
         """Open the watch; no later event is missed."""
 
     @abstractmethod
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the watch."""
 
     @abstractmethod
@@ -163,9 +160,7 @@ class BlockingWatch(ABC):
         """Open the watch; no later event is missed."""
 
     @abstractmethod
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the watch."""
 
     @abstractmethod

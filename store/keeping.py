@@ -29,7 +29,6 @@ from store.net.threads import Flag
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from types import TracebackType
     from typing import Self, Unpack
 
     from store.calls import BlockingCalls, Calls, DisconnectNotifier, LeaseTerms
@@ -484,9 +483,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
         self.id, self.ttl = keeper.lease.id, keeper.lease.ttl
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         lost = self.lost  # read before `left` is set: afterwards no loss is noted
         self._keeper.left.set()
         if self._made_in is process_identity():  # this process has the thread; a forked child has not

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from store.client.blocking import Client, Watch
 from store.connecting import checked_token, is_etcd
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import socket
     import ssl
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
 
     from store.limits import Limits
     from store.server.server import Server
@@ -100,12 +99,10 @@ class Serving(contextlib.AbstractContextManager["Server"]):
         """Return a context that is entered in the server's thread; leave the context before the server ends."""
         return HeldContext(self._thread, context)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *how: Any) -> None:
         if self._pid != os.getpid():
             return
         try:
-            self._held.__exit__(kind, error, trace)
+            self._held.__exit__(*how)
         finally:
             self._thread.stop(within=math.inf)

@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rdzv.errors import RendezvousSettingsError
-
 if TYPE_CHECKING:
     from rdzv.core.state import NodeRecord
 
@@ -135,7 +133,7 @@ def _part_sort_key(part: str) -> tuple[int, int, str, str]:
 
 
 def find_rank_order(name: str | RankOrder) -> RankOrder:
-    """Return the order that a setting names; raise `RendezvousSettingsError` if it names none."""
+    """Return the order that a valid setting names."""
     if not isinstance(name, str):
         return name
     kind, _, attribute = name.partition(":")
@@ -149,10 +147,6 @@ def find_rank_order(name: str | RankOrder) -> RankOrder:
         "name": by_name,
         "requested": by_request,
     }
-    if name not in orders:
-        raise RendezvousSettingsError(
-            f"rank_order={name!r} is none of {', '.join(orders)} and topology:ATTRIBUTE; choose one of these"
-        )
     return orders[name]
 
 

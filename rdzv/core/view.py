@@ -97,7 +97,7 @@ class View:
         self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes that gave up a round
         self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach some rank 0
         self.left_early: bool = False  # True: a member has left at another step than agreed
-        self.why_lost: dict[str, str] = {}  # why members were expelled
+        self.why_lost: dict[str, str] = {}  # why members were expelled, set before the deletion is folded
         self.standstill: str = ""
         self.enough_since: float | None = None  # when the last call began; later arrivals do not move it (R11)
         self.arrived_at: float | None = None  # when this coordinator saw the last arrival
@@ -199,10 +199,6 @@ class View:
             case StuckMember(round=number, arrival=arrival, node_id=node_id, why=why) if number == self.number:
                 if node_id in self.live and self.records[node_id].arrival == arrival:
                     self._stuck.setdefault(node_id, why)
-
-    def note_expelled(self, node_id: str, why: str) -> None:
-        """Record why a member was expelled, before the deletion of its record is folded."""
-        self.why_lost[node_id] = why
 
     def note_own_departure(self, node_id: str, *, stopped: bool) -> None:
         """Record that the coordinator's own node has left the round, if its record is gone."""

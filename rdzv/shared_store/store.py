@@ -66,11 +66,9 @@ class RequestClient(Protocol):
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request."""
-        raise NotImplementedError
 
     def time(self) -> float:
         """Return the time on the clock that `timeout` refers to."""
-        raise NotImplementedError
 
 
 class _SharedStoreBase(RoundKeys, Generic[C]):

@@ -5,8 +5,8 @@
     transport, protocol = await network.dial("store", ClientProtocol, source="node-3")
     network.partition("node-3")
 
-A fault applies to one connection (`links.Link`), or to a name: of a link ("node-3>store#1"), of a dialer ("node-3": its
-present and future links), of a listener ("store"), or to `EVERYTHING`.
+A fault applies to a name: of a link ("node-3>store#1"), of a dialer ("node-3": its present and future links), of a
+listener ("store"), or to `EVERYTHING`.
 
 The ends of a link may be in different loops. The network's own loop stands for the wire and for both ends' operating
 systems: these still accept connections and bytes for a stopped process, and close a dead process's connections.
@@ -119,13 +119,13 @@ class MemoryNetwork:
         link.client.connect()
         return link.client, protocol
 
-    def links(self, which: str | Link = EVERYTHING) -> list[Link]:
+    def links(self, which: str = EVERYTHING) -> list[Link]:
         """Return the open links of this name, the oldest first."""
         # Remove closed links here, as a link does not report its end.
         self._links = {name: link for name, link in self._links.items() if not link.is_over}
-        return [link for link in self._links.values() if _link_or_name(which) in link.names]
+        return [link for link in self._links.values() if which in link.names]
 
-    def reset(self, which: str | Link = EVERYTHING) -> None:
+    def reset(self, which: str = EVERYTHING) -> None:
         """Close links at both ends with `ConnectionResetError`; bytes in flight are lost."""
         for link in self.links(which):
             link.reset()
@@ -145,17 +145,17 @@ class MemoryNetwork:
             if silently:
                 self.loop.call_later(GIVEN_UP_AFTER, other.lose_connection, TimeoutError(f"{link.name} is silent"))
 
-    def partition(self, which: str | Link = EVERYTHING) -> None:
+    def partition(self, which: str = EVERYTHING) -> None:
         """Hold all bytes and dials until `heal`, without an error at either end."""
-        self._partitioned.add(_link_or_name(which))
+        self._partitioned.add(which)
         self._update_holds()
 
-    def heal(self, which: str | Link = EVERYTHING) -> None:
+    def heal(self, which: str = EVERYTHING) -> None:
         """End a partition, or with `EVERYTHING` all partitions; deliver the held bytes in order."""
         if which == EVERYTHING:
             self._partitioned.clear()
         else:
-            self._partitioned.discard(_link_or_name(which))
+            self._partitioned.discard(which)
         self._update_holds()
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
@@ -210,7 +210,3 @@ class Listener:
         """Refuse dials from now on; open links stay."""
         if self._listeners.get(self.name) is self:
             del self._listeners[self.name]
-
-
-def _link_or_name(which: str | Link) -> str:
-    return which if isinstance(which, str) else which.name

@@ -73,14 +73,14 @@ class FaultyNetwork(MemoryNetwork):
         self._ways: dict[str, Way] = {}  # of partitions that hold one direction only
         self._forgotten: set[str] = set()  # the links whose packets are dropped for good
 
-    def cut(self, which: str | Link = EVERYTHING) -> None:
+    def cut(self, which: str = EVERYTHING) -> None:
         """Close links at once at both ends, without an error; bytes in flight are lost."""
         for link in self.links(which):
             link.cut()
 
-    def partition(self, which: str | Link = EVERYTHING, *, way: Way = Way.BOTH) -> None:
+    def partition(self, which: str = EVERYTHING, *, way: Way = Way.BOTH) -> None:
         """Hold all bytes, or those of one direction, and all dials, until `heal`; neither end is told."""
-        self._ways[which if isinstance(which, str) else which.name] = way
+        self._ways[which] = way
         super().partition(which)
 
     def new_pipe(self) -> FaultyPipe:
@@ -95,7 +95,7 @@ class FaultyNetwork(MemoryNetwork):
         """Return True if all arrived pieces are read at once."""
         return bool(self._joins) and self._rng.random() < self._joins
 
-    def forget_flows(self, which: str | Link = EVERYTHING) -> None:
+    def forget_flows(self, which: str = EVERYTHING) -> None:
         """Drop all packets of the present links for good, as a restarted firewall does.
 
         New dials pass. An old connection looks the same for seconds after a cut, until TCP sends again.

@@ -48,10 +48,6 @@ class Accusations(dict[str, Accusation]):
             with contextlib.suppress(RendezvousStateError):  # an accusation of a later release may be unreadable
                 self[event.key] = Accusation.unpack(event.value)
 
-    def reason_at(self, key: str) -> str:
-        """Return an accusation's reason; empty if the accusation was deleted."""
-        return self[key].why if key in self else ""
-
     def against_unnamed(self, *, round: int, live: Collection[str]) -> list[Accusation]:
         """Return the accusations of `UNNAMED` by live members of a round."""
         every = self.values()

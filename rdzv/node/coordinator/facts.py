@@ -110,10 +110,10 @@ class AccusationWatch:
                         self.context.queue_facts(*await self._find_unrenewed(number, accused, by))
 
     def _explain_accusation(self, accused: str, by: str) -> str:
-        said = self.context.view.accusations.reason_at(self.context.keys.accusation(accused, by))
+        said = self.context.view.accusations.get(self.context.keys.accusation(accused, by))
         if accused == UNNAMED:
             return f"its process ended, as {by} noticed first"
-        return f"accused by {by}{f': {said}' if said else ''}; and the store does not hear from it"
+        return f"accused by {by}{f': {said.why}' if said and said.why else ''}; and the store does not hear from it"
 
     async def _find_unrenewed(self, number: int, accused: str, by: str) -> list[StuckMember]:
         """Return the accused members whose leases are not being renewed.

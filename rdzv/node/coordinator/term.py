@@ -213,7 +213,7 @@ class CoordinatorTerm:
         revision = await self._context.write(Delete(key), self._progress_put(act.progress), also=there)
         if revision is not None:
             log.warning("run %s: node %s is taken out of the round: %s", self._keys.run_id, act.node_id, act.why)
-            self._view.note_expelled(act.node_id, act.why)
+            self._view.why_lost[act.node_id] = act.why
             self._update_picture(told=act.progress, told_at=now)
         return revision
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from rdzv.core.ranks import RankOrder, by_arrival, by_topology, find_rank_order, in_place, natural
 from rdzv.core.state import NodeRecord
-from rdzv.errors import RendezvousSettingsError
 
 
 def came(*names: str) -> list[NodeRecord]:
@@ -156,11 +155,3 @@ def test_of_the_domains_each_is_taken_whole_or_left_whole_but_for_one_at_most(
         for some in itertools.combinations(sizes, length)
     )
     assert len(divided) == (0 if comes_out else 1)
-
-
-@pytest.mark.parametrize("name", ["", "random", "topolog", "survivors:x"])
-def test_the_error_for_an_unknown_order_lists_the_known_ones(name: str) -> None:
-    with pytest.raises(
-        RendezvousSettingsError, match="survivors, in_place, arrival, name, requested and topology:ATTRIBUTE"
-    ):
-        find_rank_order(name)

@@ -23,10 +23,10 @@ async def test_a_set_of_25_mb_over_a_slow_connection_loses_neither_the_lease_nor
         connections = set(run.network.links())
         await info.store.set("small", b"")  # makes the connection
         (own,) = set(run.network.links()) - connections
-        run.network.partition(own)  # the value is on its way for several TTLs
+        run.network.partition(own.name)  # the value is on its way for several TTLs
         setting = run.start(info.store.set("large", bytes(LARGE)))
         await asyncio.sleep(5 * TTL)
-        run.network.heal(own)
+        run.network.heal(own.name)
         await setting
         assert {key: run.engine._keys.entries[key].mod_revision for key in held} == before, "the same record, and term"
         assert info.superseded() is None

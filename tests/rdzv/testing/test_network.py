@@ -234,7 +234,7 @@ async def test_a_stream_ended_one_way_still_flows_the_other(pair: Pair) -> None:
 async def test_cutting_a_link_ends_both_ends_and_loses_the_data_under_way(pair: Pair) -> None:
     pair.client.transport.write(b"lost")
     (link,) = pair.network.links()
-    pair.network.cut(link)
+    pair.network.cut(link.name)
     await settle()
 
     assert pair.client.heard == pair.server.heard == ["made", "lost"]

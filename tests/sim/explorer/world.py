@@ -32,7 +32,6 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -247,9 +246,7 @@ class _Watch(interface.Watch):
         await answer
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._connection.ended(self._id)
 
     def deliver(self, events: tuple[Event, ...]) -> None:
