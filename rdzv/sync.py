@@ -79,9 +79,4 @@ def rounds(
 ) -> Iterator[Round]:
     """Take part in a run, round after round, until it is closed; arguments and errors are those of `rdzv.rounds`."""
     options = LoopOptions(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
-
-    def generate_rounds() -> Iterator[Round]:
-        with connect(url, **overrides) as handler:
-            yield from iterate_rounds(Round, handler, options)
-
-    return generate_rounds()
+    return iterate_rounds(Round, connect(url, **overrides), options)

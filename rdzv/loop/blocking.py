@@ -15,7 +15,8 @@ from store.calls import blocking, run_synchronously
 from store.net.threads import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
 
     from rdzv.core.round_life import Ending
     from rdzv.node.blocking_handler import Handler
@@ -24,17 +25,20 @@ if TYPE_CHECKING:
 SomeRound = TypeVar("SomeRound", bound="Round")
 
 
-def iterate_rounds(make: Callable[..., SomeRound], handler: Handler, options: LoopOptions) -> Iterator[SomeRound]:
-    """Yield the rounds of a run over a connected handler; `make` takes the arguments of `Round`."""
-    node = handler.node
-    if node is None:
-        raise RendezvousSettingsError(f"the backend of run {handler.run_id} is a third party's, and has no rounds")
-    loop = RoundLoop(make, handler, node, options)
-    try:
-        while (round := run_synchronously(loop.next())) is not None:
-            yield round
-    finally:
-        run_synchronously(loop.release())
+def iterate_rounds(
+    make: Callable[..., SomeRound], connecting: AbstractContextManager[Handler], options: LoopOptions
+) -> Generator[SomeRound, None, None]:
+    """Yield a run's rounds, made by `make`; enter the context of the handler, and leave it in the end."""
+    with connecting as handler:
+        node = handler.node
+        if node is None:
+            raise RendezvousSettingsError(f"the backend of run {handler.run_id} is a third party's, and has no rounds")
+        loop = RoundLoop(make, handler, node, options)
+        try:
+            while (round := run_synchronously(loop.next())) is not None:
+                yield round
+        finally:
+            run_synchronously(loop.release())
 
 
 class Round(MemberOfRound):

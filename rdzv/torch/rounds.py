@@ -109,7 +109,8 @@ class TorchRounds:
         if self._blocking is None:
             refuse_existing_group()
             make = functools.partial(TorchRound, **self._group)
-            self._blocking = _generate_rounds(make, self._url, self._overrides, self._options)
+            connecting = rdzv.sync.connect(self._url, **self._overrides)
+            self._blocking = blocking.iterate_rounds(make, connecting, self._options)
         return next(self._blocking)
 
     def close(self) -> None:
@@ -130,14 +131,6 @@ class TorchRounds:
         """Leave for good, as `close`."""
         if self._awaited is not None:
             await self._awaited.aclose()
-
-
-def _generate_rounds(
-    make: Callable[..., TorchRound], url: str, overrides: dict[str, Any], options: LoopOptions
-) -> Generator[TorchRound, None, None]:
-    # Not a method of `TorchRounds`: a reference to that object would keep a loop alive that was left by `break`.
-    with rdzv.sync.connect(url, **overrides) as handler:
-        yield from blocking.iterate_rounds(make, handler, options)
 
 
 class _RoundWithGroup(MemberOfRound):

@@ -159,7 +159,7 @@ class Stage:
         from rdzv.loop.blocking import Round, iterate_rounds
         from rdzv.loop.member import LoopOptions
 
-        given = iterate_rounds(Round, a, LoopOptions())
+        given = iterate_rounds(Round, contextlib.nullcontext(a), LoopOptions())
         joining = threading.Thread(target=self.b.next_rendezvous)
         joining.start()
         self.it = next(given)
