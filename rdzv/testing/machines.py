@@ -180,9 +180,6 @@ class StoreMachine:
             engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=lambda: self._world.now
         )
 
-    def on_server_failure(self, server: Server) -> None:
-        """Called when a server has stopped by itself."""
-
     @property
     def is_up(self) -> bool:
         """True while the store's process exists, even if stopped."""
@@ -208,7 +205,6 @@ class StoreMachine:
             journal = self.new_journal(self.disk, host)
             engine = Engine.restore(journal.load(), limits=self._limits, now=host.time())
         self.server = server = self.new_server(engine, journal, host)
-        server.on_failure(lambda: self.on_server_failure(server))
         self._listener = self._world.network.listen(STORE, server.protocol, loop=host)
         server.start()
 

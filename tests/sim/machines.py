@@ -146,13 +146,11 @@ class ObservedStore(FaultyStore):
         return disk.open(host, kind=self._cosmos.seams.journal)
 
     def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: Host) -> Server:
-        """Make a server whose engine is observed."""
-        kind = _observed(self._observe)
-        return kind(engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=self._stopwatch)
-
-    def on_server_failure(self, server: Server) -> None:
-        """Fail the story: the server must not stop."""
-        self._cosmos.truth.fail(f"the server has stopped serving: {server._failure!r}")
+        """Make a server whose engine is observed. If the server stops by itself, the story fails."""
+        kind, fail = _observed(self._observe), self._cosmos.truth.fail
+        server = kind(engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=self._stopwatch)
+        server.on_failure(lambda: fail(f"the server has stopped serving: {server._failure!r}"))
+        return server
 
     def _stopwatch(self) -> float:
         """Draw the time that requests take, since the clock stands still while they run. Some take several turns."""
