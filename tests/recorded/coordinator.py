@@ -111,7 +111,7 @@ class Led(HandFed):
 
     def do_expel(self, act: Expel) -> None:
         self.note(f"expels {act.node_id}: {act.why}")
-        self.view.note_expelled(act.node_id, act.why)
+        self.view.why_lost[act.node_id] = act.why
         self.tell(act.progress)
         self.die(act.node_id)
 

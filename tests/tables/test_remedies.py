@@ -282,7 +282,7 @@ OF_A_RUN = {
     "entered twice": with_flag(entered_twice, "again", rdzv.RendezvousStateError, "call it again for another node"),
     "a round not entered": with_flag(went_round, "enters", rdzv.RendezvousStateError, "enter each round"),
     "a round not left": with_flag(went_round, "leaves", rdzv.RendezvousStateError, "leave the block of"),
-    "changes": with_flag(read_changes, "entered", rdzv.RendezvousStateError, "are entered first"),
+    "changes": with_flag(read_changes, "entered", rdzv.RendezvousStateError, "are read in"),
     "closed": with_flag(closed, "again", rdzv.RendezvousStateError, "connect again"),
     "banned": with_flag(banned, "again", rdzv.RendezvousRefusedError, "rdzv unban lets it in"),
     "no such order": Remedy(
