@@ -24,14 +24,14 @@ def valid_exit_status(status: SupportsIndex) -> tuple[int, str]:
 class RendezvousError(Exception):
     """The base of all errors of a rendezvous."""
 
-    of_run: str | None = None  # set in errors that report the end of a round: the id of its run
+    of_run: str | None = None  # the id of the run, in an error that reports a round's end
 
 
 SomeError = TypeVar("SomeError", bound=RendezvousError)
 
 
 def of_run(run_id: str | None, error: SomeError) -> SomeError:
-    """Return the error, which reports the end of a round of this run."""
+    """Return the error, marked with the run."""
     error.of_run = run_id
     return error
 
