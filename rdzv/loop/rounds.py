@@ -146,7 +146,7 @@ class Round(BodyCalls):
 
     async def _leave_body(self) -> NoReturn:
         self._scope.cancel()
-        if asyncio.current_task() is self._body:
+        if asyncio.current_task() is self._body and not self._left.is_set():
             await checkpoint()  # cancelled here, unless a scope of the body shields it
         else:
             await self._left.wait()
