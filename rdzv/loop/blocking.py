@@ -7,15 +7,16 @@ block swallows `RoundChanged` and `MembersLostError`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, cast
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
-from rdzv.errors import RendezvousSettingsError, RoundChanged, of_run
-from rdzv.loop.member import BodyCalls, LoopOptions, MemberOfRound, RoundLoop
+from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RoundChanged, of_run
+from rdzv.loop.member import HAS_FAILED, BodyCalls, LoopOptions, MemberOfRound, RoundLoop
 from store.calls import blocking, run_synchronously
 from store.net.threads import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from rdzv.core.round_life import Ending
@@ -29,6 +30,31 @@ def iterate_rounds(
     make: Callable[..., SomeRound], connecting: AbstractContextManager[Handler], options: LoopOptions
 ) -> Generator[SomeRound, None, None]:
     """Yield a run's rounds, made by `make`; enter the context of the handler, and leave it in the end."""
+    return _Rounds(_iterate_rounds(make, connecting, options))
+
+
+class _Rounds(Generator[SomeRound, None, None]):
+    """Rounds that raise again after an error: Python's generator would end, as if the run had."""
+
+    def __init__(self, rounds: Generator[SomeRound, None, None]) -> None:
+        self._rounds, self._has_failed = rounds, False
+
+    def send(self, value: None) -> SomeRound:
+        if self._has_failed:
+            raise RendezvousStateError(HAS_FAILED)
+        try:
+            return self._rounds.send(value)
+        except BaseException as error:
+            self._has_failed = not isinstance(error, StopIteration)
+            raise
+
+    def throw(self, *args: Any) -> SomeRound:
+        return self._rounds.throw(*args)
+
+
+def _iterate_rounds(
+    make: Callable[..., SomeRound], connecting: AbstractContextManager[Handler], options: LoopOptions
+) -> Generator[SomeRound, None, None]:
     with connecting as handler:
         node = handler.node
         if node is None:

@@ -44,6 +44,7 @@ OnWaiting = Literal["now", "wait"]
 """How a body that never calls `check` is treated when nodes wait to join."""
 
 NO_PROGRESS_STATUS: Final = 93  # an exit status; also the default of `rdzv run --give-up-status`
+HAS_FAILED: Final = "an error or a cancellation has ended these rounds, and this node has left: call `rounds` again"
 NO_PROGRESS: Final = Parameter("no_progress", whole_number(0))
 SECONDS: Final = Parameter("seconds", duration())
 

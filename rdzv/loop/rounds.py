@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, TypeVar, Unpack
 
 import anyio
@@ -28,13 +29,13 @@ from anyio.lowlevel import checkpoint
 
 from rdzv.backends.builtin import create_handler
 from rdzv.config.config_errors import refuse, shown
-from rdzv.errors import RoundChanged, of_run
-from rdzv.loop.member import BodyCalls, LoopOptions, OnWaiting, RoundLoop
+from rdzv.errors import RendezvousStateError, RoundChanged, of_run
+from rdzv.loop.member import HAS_FAILED, BodyCalls, LoopOptions, OnWaiting, RoundLoop
 from rdzv.node.handler import Handler
 from rdzv.node.link.wakeup import ThreadSafeWakeup
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
     from rdzv.config.overrides import Overrides
     from rdzv.core.round_life import Ending
@@ -73,6 +74,35 @@ def rounds(
     return iterate_rounds(Round, handler_of(url, overrides), options)
 
 
+def iterate_rounds(
+    make: Callable[..., SomeRound], handler: Handler, options: LoopOptions
+) -> AsyncGenerator[SomeRound, None]:
+    """Yield a run's rounds, made by `make`; enter the handler, and close it in the end."""
+    return _Rounds(_iterate_rounds(make, handler, options))
+
+
+class _Rounds(AsyncGenerator[SomeRound, None]):
+    """Rounds that raise again after an error or a cancellation: Python's generator would end, as if the run had."""
+
+    def __init__(self, rounds: AsyncGenerator[SomeRound, None]) -> None:
+        self._rounds, self._has_failed = rounds, False
+
+    async def asend(self, value: None) -> SomeRound:
+        if self._has_failed:
+            raise RendezvousStateError(HAS_FAILED)
+        try:
+            return await self._rounds.asend(value)
+        except BaseException as error:
+            self._has_failed = not isinstance(error, StopAsyncIteration)
+            raise
+
+    async def athrow(self, *args: Any) -> SomeRound:
+        return await self._rounds.athrow(*args)
+
+    async def aclose(self) -> None:
+        await self._rounds.aclose()
+
+
 def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
     """Return a URL's built-in handler, unconnected; raise RendezvousSettingsError for a wrong URL or other backend."""
     handler = create_handler(url, overrides)
@@ -82,10 +112,9 @@ def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
     return handler
 
 
-async def iterate_rounds(
+async def _iterate_rounds(
     make: Callable[..., SomeRound], handler: Handler, options: LoopOptions
 ) -> AsyncGenerator[SomeRound, None]:
-    """Yield a run's rounds, made by `make`; enter the handler, and close it in the end."""
     try:
         async with handler:
             handler.node.close_with_loop(asyncio.get_running_loop())

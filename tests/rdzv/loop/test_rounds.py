@@ -11,8 +11,9 @@ import anyio
 import pytest
 
 import rdzv
+import rdzv.sync
 import store.sync
-from rdzv import Ending
+from rdzv import Ending, RendezvousStateError, RendezvousTimeoutError
 from tests.rdzv.loop.test_blocking import DIES, WITHIN
 from tests.support.processes import require, start_python
 
@@ -21,6 +22,22 @@ from tests.support.processes import require, start_python
 def url() -> Iterator[str]:
     with store.sync.serve() as server:
         yield server.url
+
+
+async def test_rounds_that_a_time_limit_has_ended_do_not_seem_to_be_those_of_a_closed_run(url: str) -> None:
+    """Regression: the next `anext` ended the loop as a closed run does, so a program ended well without any work."""
+    at = f"{url}/job?min_nodes=2&is_host=false"
+    awaited = rdzv.rounds(at)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(awaited), 0.2)
+    with pytest.raises(RendezvousStateError, match="call `rounds` again"):
+        await anext(awaited)
+    await awaited.aclose()
+    blocking = rdzv.sync.rounds(at, join_timeout=0.2)
+    with pytest.raises(RendezvousTimeoutError):
+        next(blocking)
+    with pytest.raises(RendezvousStateError, match="call `rounds` again"):
+        next(blocking)
 
 
 @pytest.mark.parametrize("library", ["asyncio", "uvloop"])
