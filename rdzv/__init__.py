@@ -8,7 +8,7 @@
 
 from typing import TYPE_CHECKING
 
-from rdzv import _import_guard as _import_guard  # isort: skip  # first, as another `store` may shadow ours
+from rdzv import _import_guard as _import_guard  # isort: skip  # first, as another `store` may shadow this project's
 from rdzv._version import __version__ as __version__
 
 if TYPE_CHECKING:

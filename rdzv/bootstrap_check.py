@@ -95,7 +95,7 @@ async def is_reachable(host: str, port: int) -> bool:
 
 
 async def listen_for_members(round: Round) -> list[int]:
-    """Listen as rank 0 until all ranks connect; return the missing ranks. Raise OSError if the port is in use."""
+    """Listen as rank 0 for `WITHIN`, or until all connect; return the missing ranks. OSError if the port is in use."""
     missing = set(range(1, round.size))
     complete, told = asyncio.Event(), asyncio.Event()
     untold = set(missing)

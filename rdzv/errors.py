@@ -90,7 +90,7 @@ class GiveUp(RendezvousError):
     Attributes:
         reason: Why the run is given up; the repr of a value that is no text, such as an error.
         status: The exit status of every launcher, from 0 to 255; 0 for none in particular. An invalid status is
-            replaced, and the reason says so: -9, of a process killed by signal 9, becomes 137; any other becomes 1.
+            replaced, and the reason says so: -n, of a process killed by signal n, becomes 128 + n; any other becomes 1.
     """
 
     def __init__(self, reason: object = "", *, status: int = 0) -> None:

@@ -131,11 +131,11 @@ class Membership:
     head: Head = field(default_factory=Head)  # the last head given to `update`; unchanged once the membership is over
     over: str | None = None  # why the node is no longer in the round; None while it is
     over_at: float | None = None  # when the membership ended, on this node's clock
-    dropped: bool = False  # True if other members removed this node, or its lease ended
+    dropped: bool = False  # True if this node was removed, its lease ended, or a later round left it out
     record_gone: bool = False  # True if the coordinator's report lists this node as lost
     expelled: bool = False  # True if the coordinator expelled this node; False if its record expired
     lost_ids: tuple[str, ...] = ()  # the known ids of members that have died since the round completed
-    counting: Any = None  # the task in which `all_here` has counted this member; None before
+    counting: Any = None  # the task that counts this member for `all_here`; None before
     gate: StepGate = field(default_factory=StepGate)
     listeners: Listeners = field(default_factory=Listeners)
 
@@ -195,7 +195,7 @@ class Membership:
         """Call back once, with the result of `news`, as soon as that is not None."""
         once = _OneTimeListener(self.listeners, news, callback)
         self.listeners.add(once)
-        # `news()` may have had a result before this listener was added. A Ctrl-C in this thread reaches the caller.
+        # Check now: `news()` may have had a result before. A Ctrl-C in this thread reaches the caller.
         once.notify(contained=(Exception, SystemExit))
 
 

@@ -38,10 +38,10 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractCont
 
 
 class _HandlerContext(contextlib.AbstractContextManager[Handler]):
-    """The context of `connect`. It is no generator, as Python closes garbage-collected generators.
+    """The context of `connect`. It is no generator, which Python would close when collecting it.
 
-    In a forked child, or at the end of a process that never left the context, closing the handler would wait for a
-    thread that no longer runs.
+    In a forked child, or at the end of a process that never left the context, closing would wait for a thread that no
+    longer runs.
     """
 
     def __init__(self, url: str, overrides: Overrides) -> None:

@@ -96,11 +96,11 @@ def _existing(entries: Iterable[Entry | None]) -> list[Entry]:
 
 
 class DisconnectNotifier:
-    """Tells the keepers of a client's leases that a connection has ended. Safe to use from several threads.
+    """Tells the renewers of a client's leases that a connection has ended. Safe to use from several threads.
 
     After the end of a connection the server may expire a lease early, so listeners are called with the time of the end.
-    If connections are refused, no server runs, and a restarted one gives each lease its full TTL. Then listeners get
-    infinity, and later the time of the first attempt that is not refused. `look` checks the connections of a client
+    If an attempt to connect is refused, no server runs, and a restarted one gives each lease its full TTL. So listeners
+    get infinity, and later the time of the first attempt that is not refused. `look` checks the connections of a client
     that reads only during calls.
     """
 
@@ -129,7 +129,7 @@ class DisconnectNotifier:
 
 
 class Calls(ABC):
-    """The calls of a store. `cuts` reports ended connections; None if they end no lease early."""
+    """The calls of a store. `cuts` reports ended connections; None if no lease ends early then."""
 
     cuts: DisconnectNotifier | None = None
     _failed: StoreError | None = None
@@ -255,8 +255,8 @@ class Calls(ABC):
     ) -> messages.TransactionResult:
         """Do `then` if all conditions hold, else `otherwise`, at one revision.
 
-        `grants` are leases with random ids, chosen by the caller, of at least `CHOSEN_LEASE_LEAST`. A lease is granted
-        if a key is put on it, and the lease does not exist yet.
+        `grants` are leases whose ids the caller chooses at random, `CHOSEN_LEASE_LEAST` or above. A lease is granted if
+        a key is put on it, and the lease does not exist yet.
         """
         request = messages.Transact(
             when=tuple(when), then=tuple(then), otherwise=tuple(otherwise), grants=tuple(grants)
@@ -264,7 +264,7 @@ class Calls(ABC):
         return await self.call(request, timeout=timeout)
 
     async def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:
-        """Wait until all keys exist, and return their entries; `ConditionFailed` once one of `when` is false."""
+        """Wait until all keys exist, and return their entries; raise `ConditionFailed` once a condition is false."""
         return _existing((await self.call(_guarded(messages.Wait(keys=_as_keys(keys)), when), timeout=timeout)).entries)
 
     async def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> Lease:
@@ -318,7 +318,7 @@ class Calls(ABC):
 
     @abstractmethod
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> AbstractAsyncContextManager[LeaseLike]:
-        """Return a lease that is kept during `async with`; arguments as in `grant`."""
+        """Return a lease that is renewed during `async with`; arguments as in `grant`."""
 
     @property
     def failure(self) -> StoreError | None:
@@ -355,7 +355,7 @@ class Lease:
         self.ttl: float = ttl  # as granted
 
     async def keep_alive(self, *, note: bytes = b"", timeout: float | None = None) -> None:
-        """Renew the lease. The store keeps `note` (at most 128 bytes) until the next renewal: see `Calls.notes`."""
+        """Renew the lease. The store keeps a `note` (at most 128 bytes) until the next one: see `Calls.notes`."""
         await self._store.call(messages.KeepAlive(lease=self.id, note=note), timeout=timeout)
 
     async def revoke(self, *, timeout: float | None = None) -> None:

@@ -19,7 +19,7 @@ class ConnectionLost(StoreError):
 
 
 class StoreReplaced(ConnectionLost):
-    """Another store answers than the one that this client met first (promise S10)."""
+    """The store that answers is not the one that this client connected to first (promise S10)."""
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
@@ -71,7 +71,7 @@ class StoreUsageError(StoreError, ValueError):
 
 
 def unsent_copy(error: StoreError) -> StoreError:
-    """Return a copy of an error, for a request that was never sent, without an earlier traceback."""
+    """Return a copy of an error, without its traceback, to raise for a request that was never sent."""
     if isinstance(error, ConnectionLost):
         return type(error)(str(error), maybe_applied=False)
     return type(error)(str(error))

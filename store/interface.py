@@ -121,7 +121,7 @@ class Store(Calls):
 
     @property
     def end_addresses(self) -> tuple[str, str] | None:
-        """The addresses of both ends of the connection, this client's first, as this system names them."""
+        """The addresses of both ends of the connection, this client's first, as this machine sees them."""
         return None
 
     @property

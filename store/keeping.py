@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 SUSPENDED_LEAST = 1.0  # seconds; a shorter suspension may be only a pause between the readings of two clocks
-RENEWALS_PER_TTL = 3  # a lease survives two lost keep-alives
-LATE = 1.0  # seconds; if a keep-alive is later than this, its note says so
+RENEWALS_PER_TTL = 3  # keep-alives per TTL
+LATE = 1.0  # seconds by which a keep-alive may be late before its note says so
 UNANSWERED = 1.7  # seconds without an answer to keep-alives before `on_silence` is called
-LOOK_SHARE = 0.1  # the share of `away_ttl` between two checks of a blocking client for lost connections
-LOOK_LEAST = 0.03  # seconds; the shortest time between two checks of a blocking client for lost connections
+LOOK_SHARE = 0.1  # blocking clients check for lost connections at intervals of this share of `away_ttl`
+LOOK_LEAST = 0.03  # seconds; the shortest such interval
 RELEASE_WITHIN = 2.0  # seconds to revoke a lease, which otherwise expires by itself
 LAPSED = "the store has let its lease lapse"
 RELEASE_SOON = 0.2  # seconds to revoke a lease after a block that ended because the store did not answer
@@ -52,7 +52,7 @@ _suspended_for = 0.0
 def time_suspended() -> float:
     """Return the seconds for which this machine was suspended since its start; `CLOCK_MONOTONIC` omits them."""
     global _suspended_for
-    if hasattr(time, "CLOCK_BOOTTIME"):  # `max`: a pause between the two readings makes a difference too small
+    if hasattr(time, "CLOCK_BOOTTIME"):  # `max`: a pause between the two readings lowers their difference
         _suspended_for = max(_suspended_for, time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic())
     return _suspended_for
 
@@ -285,7 +285,7 @@ class HeldLease:
             self._sleeping = None
 
     async def release(self, *, within: float = RELEASE_WITHIN) -> None:
-        """Revoke the lease within `within` seconds, also if it may not have been granted."""
+        """Revoke the lease within `within` seconds, even if its grant may have failed."""
         if self.kept and not self._keeping.stop_keeping(self):
             return  # the lease was lost, or released before
         if self._timer is not None:

@@ -1,6 +1,6 @@
 """The messages of the store: one record per request, response and event, with the meaning of its fields.
 
-A request's type names its response: `Put` is a `Request[Written]`, so `call(Put(...))` returns a `Written`. The words
+A request's type names its response: `Put` is a `Request[Written]`, so `call(Put(...))` returns a `Written`. The terms
 are etcd's. The *revision* of the store increases by one per change. The `create_revision` and `mod_revision` of a key
 are those of its creation and last change. Keys on a *lease* are deleted when it ends. Times are durations in seconds.
 """
@@ -98,7 +98,8 @@ _EXPECTED: tuple[type, ...] = (int, int, bytes, bool, bytes)
 class Condition(Record, kw_only=True):
     """The condition that `target` of `key` equals `expected`.
 
-    `expected` is an `int`, `bytes` for a value, a `bool` for existence. `VALUE_IF_ANY` also holds for a missing key.
+    `expected` is an `int` for a revision, `bytes` for a value, a `bool` for existence. `VALUE_IF_ANY` also holds for a
+    missing key.
     """
 
     key: str
@@ -547,7 +548,7 @@ def checked(request: Request[Any]) -> Request[Any]:
         raise errors.StoreUsageError(str(error)) from None
 
 
-# The server keeps the replies to these requests until acknowledged, as a repeated one must not be applied twice.
+# The server keeps the replies to these requests until acknowledged, as a repeated request must not be applied twice.
 MUTATIONS = frozenset((Put, Delete, Add, Append, DeletePrefix, DeleteOlder, CompareAndSet, Transact, Grant, Revoke))
 TAKE_AWAY = (Get, Delete, DeletePrefix, DeleteOlder, Revoke)
 

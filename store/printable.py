@@ -36,7 +36,7 @@ def _escape_record(record: logging.LogRecord) -> bool:
 
 
 def abbreviate(names: Collection[str], most: int) -> str:
-    """Return the first of some names, and the number of others: "a, b and 3 more"."""
+    """Return the first `most` names, and the number of others: "a, b and 3 more"."""
     shown = ", ".join(itertools.islice(names, most))
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 

@@ -13,10 +13,10 @@ not mix their kinds in `==`, sets or keys.
 
 - A type accepts its own values, and converts those of subclasses; but `bool` is no `int`.
 - `float` also takes an `int`, `bytes` any buffer, and `tuple[X, ...]` a list.
-- A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if defined. A `Literal` takes any text.
-- A member of a `StrEnum` is its word; its `_missing_` converts unknown words.
-- The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes Y; `Annotated[str,
-  TextAs(f)]` takes a text, which becomes f(text).
+- An `IntEnum` takes a member's number; an unknown number becomes `OTHER`, if defined. A `Literal` takes any text.
+- A `StrEnum` takes a member's word; its `_missing_` converts unknown words.
+- The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes what Y takes;
+  `Annotated[str, TextAs(f)]` takes a text, which becomes f(text).
 - A field missing at the end has its default, and extra fields (of a later release) are ignored. So a new field goes to
   the end of its record, with a default.
 """

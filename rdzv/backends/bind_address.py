@@ -1,9 +1,9 @@
 """The address where a node may serve the embedded store, or why it must not serve.
 
 Each machine decides alone: if a name stands for several machines, each would start a store, and one job would become
-several. So a machine serves only if all addresses of the URL's host are its own. An address is this machine's if it is
-loopback, can be bound, or leads a connection back here. If any other address accepts a connection, this machine uses
-the store there. An address that refuses, or does not answer within `ANSWERS_WITHIN`, counts as foreign.
+several. So, unless `is_host=1` or `max_nodes=1`, a machine serves only if all addresses of the URL's host are its own:
+loopback, or an address that it can bind, or one that leads a connection back to it. If any other address accepts a
+connection within `ANSWERS_WITHIN`, this machine uses the store there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PortTakenError(RendezvousConnectionError):
 
 
 class CannotProbeError(RendezvousConnectionError):
-    """This machine has no free port or file to check which addresses accept; perhaps only for now."""
+    """This machine lacks a port or file descriptor to check which addresses accept, perhaps temporarily."""
 
 
 class HostedElsewhereError(PortTakenError):
@@ -67,14 +67,14 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     """Return the address to listen on for a URL's host.
 
     If `host` is a name and the store `may_be_open` to all machines, return all interfaces, as on Debian a machine's own
-    name is 127.0.1.1. `insist`: the user has set `is_host`. Raise this module's errors, or an `OSError`: EADDRNOTAVAIL
-    if no address is this machine's, unless `insist` and `may_be_open`; EADDRINUSE if a process listens there already;
-    another error if this check lacks resources.
+    name is 127.0.1.1. `insist`: the user has given `is_host=1`. Raise this module's errors, or an `OSError`:
+    EADDRNOTAVAIL if no address is this machine's, unless `insist` and `may_be_open`; EADDRINUSE if a process listens
+    there already; another error if this check lacks resources.
     """
     ours, others = split_own_addresses(host, port)
     if not ours and not insist:
         raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
-    with contextlib.suppress(CannotProbeError):  # the attempt to listen will fail, too
+    with contextlib.suppress(CannotProbeError):  # listening will fail for the same shortage
         if accepting_targets(ours):
             raise OSError(errno.EADDRINUSE, "the port is already in use")
     if not ours and not may_be_open:
@@ -194,7 +194,7 @@ def _raise_if_out_of_resources(error: OSError) -> None:
 
 
 def _identify_target(word: bytes, sock: socket.socket) -> set[int]:
-    """Return the number of the target whose connection this is; empty for a foreign connection."""
+    """Read the random `word` and a target's number; return that number, or nothing from a foreign connection."""
     with contextlib.suppress(OSError):
         got = sock.recv(TOKEN_BYTES + 2)
         if got.startswith(word) and len(got) == TOKEN_BYTES + 2:

@@ -209,7 +209,7 @@ class _TcpConnector:
         about = {"rng": self._rng, "generation": self.node.store_generation}
         client = _tcp_client(self._dial, settings, self._credentials, **about, **times)
         client.on_connection_change(self._note_connection)
-        # A hosted store was started before `limit_concurrency`: other nodes inside the limit may wait for this store.
+        # Host the store above, outside of the limit: nodes inside the limit may wait for that store.
         try:
             async with self.node.loop.limit_concurrency():
                 connected = await client.__aenter__()
@@ -221,7 +221,7 @@ class _TcpConnector:
         return connected
 
     def _note_connection(self, connected: bool) -> None:
-        """At a connection, end the search for a host; at a loss, if the URL has several hosts, search again."""
+        """When connected, end the search for a host; when disconnected, search again if the URL has several hosts."""
         if connected and self._hosting is not None:
             self._hosting.note_store_found()
         elif isinstance(self._hosting, HostSuccession) and self.node.needs_store:

@@ -95,7 +95,7 @@ class Credentials:
         return found
 
     def server_token(self, *, renews: bool = False) -> Secret:
-        """Return a function for the server's token, None without one; with `renews`, each call reads the file again."""
+        """Return a function for the server's token; None without a token. If `renews`, it rereads the file."""
 
         def current_token() -> bytes | None:
             if renews and self._settings.token_file is not None:
@@ -157,7 +157,7 @@ class _FullPath(str):
 
 
 def with_expected_nodes(settings: Settings) -> Settings:
-    """Return the settings with the names in `expected_file`, and with full paths: the program may `chdir`."""
+    """Return the settings with `expected_file`'s nodes in `expected`, and full paths: the program may `chdir`."""
     given = {name: path for name in PATHS if (path := getattr(settings, name)) is not None}
     full: dict[str, Any] = {name: _FullPath.from_given(path) for name, path in given.items()}
     settings = replace(settings, **full)

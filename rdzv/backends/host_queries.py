@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ANSWERS_WITHIN: Final = 3.0  # seconds for a host to answer
 ASK_AGAIN_AFTER: Final = 0.2  # seconds between searches
 ALSO_WITHIN: Final = 0.05  # seconds, the least limit for further answers once a host serves
-ATTEMPT: Final = 0.4  # seconds, the least limit for answers at a reconnect; its attempts take half a second
+ATTEMPT: Final = 0.4  # seconds; the least limit for answers at a reconnect, below the half second of an attempt
 FRAME_HEAD_BYTES: Final = 4
 # Of the answers at a host's addresses, the first in this order counts.
 PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}
@@ -76,7 +76,7 @@ class Host:
         """Ask each address of the host's name, until one serves; the host refuses only if all addresses refuse.
 
         An address that leads to this process's own candidate, of the name `own`, counts as refusing. If a candidate
-        answers, send it `word`.
+        answers, send it the report `word`.
         """
         replies: list[Reply] = []
         with anyio.move_on_after(within):
@@ -120,7 +120,7 @@ class Host:
 
 
 class LostReport(NamedTuple):
-    """An operator's report that a host is lost, authenticated by the token."""
+    """An operator's report that a host is lost, authenticated by the store's token."""
 
     host: str
     token: bytes | None
@@ -144,7 +144,7 @@ def _parse_reply(said: Greeting | Rejection) -> Reply:
         return Reply(Answer.SERVES, said.store_id, generation=said.generation)
     if said.kind == CANDIDATE:
         return Reply(Answer.CANDIDATE, said.message)
-    return Reply(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # also a full server, which rejects us, serves
+    return Reply(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a full server rejects this client, but serves
 
 
 async def ask_all(

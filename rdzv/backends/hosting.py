@@ -3,8 +3,8 @@
 A node on the machine of the URL's host starts the store when it first looks for a store and no process listens yet. A
 node never starts a store on a reconnect: a live run must not get a second, empty store.
 
-The store dies with its host's process. After the host's own node has left, the store stays until no other client is
-connected, for at most `close_timeout`.
+The store dies with its host's process. After the host's own node has left, the store waits until no client is
+connected: for nodes of other runs without limit, then for at most `close_timeout`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ ENDING_TTL: Final = 10.0  # seconds; TTL of the key that rejects new nodes, rene
 SAID_AGAIN_AFTER: Final = 60.0  # seconds between warnings that this process still serves other nodes
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice the end of a local connection
 CALL_TIMEOUT: Final = 30.0  # seconds
-MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to answer whether it is shutting down
+MEETS_WITHIN: Final = 2.0  # seconds to connect to a store on this machine
 FORWARDED_WITHIN: Final = 10.0  # seconds until a Service or NAT forwards to a new store
 
 
@@ -84,7 +84,7 @@ class HostedStore:
         self._has_ended = False
 
     async def aclose(self, open_client: OpenClient) -> None:
-        """Wait until all clients have disconnected, then end the store; a cancellation skips the wait."""
+        """Wait for the clients to leave (see the module), then end the store; a cancellation skips the wait."""
         try:
             if not await self._wait_until_alone(CLOSING_WITHIN):
                 await (self._hand_over if self._keys.has_successors else self._wait_for_others)(open_client)
@@ -151,10 +151,10 @@ class HostedStore:
 
 
 async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int, str]:
-    """Reject new nodes of all runs; if nodes of another run have joined and stay, accept them again.
+    """Reject new nodes of all runs; but accept new nodes again if nodes of other runs, or newcomers, are present.
 
-    Nodes of the host's own run are new if they joined after revision `since` (if 0, after this rejection). Nodes are
-    listed after the keys were written, so none is missed. Return the rejection's revision, and the staying nodes.
+    Newcomers are nodes of the host's run that joined after revision `since` (if 0, after this rejection). Nodes are
+    listed after the keys were written, so none is missed. Return the rejection's revision, and the nodes present.
     """
     # The key has a TTL: after the death of this host, a durable store must accept nodes under another host.
     revision = await client.put(keys.ending, b"", ttl=ENDING_TTL)

@@ -46,7 +46,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
 POLL_EVERY: Final = 0.1  # seconds between checks whether clients are connected, or the start is given up
-ENDS_WITHIN: Final = 15.0  # seconds for an answer, and for the process to end, before it is killed; a server ends in 10
+ENDS_WITHIN: Final = 15.0  # seconds for an answer, and from the request to end until SIGKILL; a server ends within 10 s
 HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix", "limits", "min_nodes", "close_timeout")
 # Full paths, and the folder of this package: `sys.path` may have relative ones, and the program may `chdir`.
 IMPORTED_FROM: Final = (*map(os.path.abspath, sys.path), str(Path(__file__).parents[2]))

@@ -138,7 +138,7 @@ class HostSuccession(StoreStarter):
         return self._credentials.client_tls() or self._first_tls if self._settings.uses_tls else None
 
     async def _find_own_place(self, answers: Sequence[Answer]) -> tuple[int, BindAddress] | None:
-        """Return this machine's first refusing host, by index and address; None if a candidate precedes it."""
+        """Return index and address of the first host that is this machine and refuses, before any candidate."""
         for place, answer in enumerate(answers):
             if answer is Answer.CANDIDATE:
                 return None

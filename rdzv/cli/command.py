@@ -245,7 +245,7 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
         # Keep the handlers for a repeated signal: a loop that ends, or Python at exit, would remove them.
         if SignalFilter.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
-            _set_end_handlers(_exit_if_repeated)  # else unread output would keep Python from exiting
+            _set_end_handlers(_exit_if_repeated)  # a later signal ends an exit that unread output blocks
             signal.set_wakeup_fd(-1)
             atexit.register(_set_end_handlers, signal.SIG_IGN)
 

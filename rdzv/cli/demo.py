@@ -144,7 +144,7 @@ class _DemoDirector:
         return heard
 
     async def expect_round(self, number: int, names: set[str]) -> float:
-        """Verify that exactly these nodes form a round with correct sums; return the latest node's time."""
+        """Verify that exactly these nodes form a round with correct sums; return when the last report was read."""
         heard = await self.wait_for_reports(names, "round")
         size = len(names)
         total = [size * (size + 1) / 2] * VECTOR

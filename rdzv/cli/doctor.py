@@ -1,6 +1,6 @@
 """`rdzv doctor` looks from this node for problems that keep nodes from meeting, and names a remedy for each.
 
-The doctor looks up, reaches and greets the store as a joining node does, and then reads the run, until a step fails.
+The doctor looks up, reaches and greets the store as a joining node does. If the store answers, it then reads the run.
 Each line begins with the node's name, for `srun rdzv doctor URL`.
 """
 

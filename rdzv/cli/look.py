@@ -1,7 +1,7 @@
 """The subcommands that only read a run: status, history, timeline.
 
-On a terminal, `rdzv status --watch` redraws one screen; this needs the extra `live`. `--watch` reads the run after each
-change, and at intervals that grow with the duration of a reading. Pings show the store's loss within 2 s.
+`rdzv status --watch` reads the run after each change. On a terminal, it redraws one screen, which needs the extra
+`live`; it also reads at intervals that grow with the duration of a reading, and pings show a lost store within 2 s.
 """
 
 from __future__ import annotations

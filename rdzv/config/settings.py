@@ -40,7 +40,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 TTL_MIN: Final = 0.5  # seconds; with a smaller TTL, a pause of 0.3 s would count as a death
 DISCONNECT_TTL: Final = 1.0  # seconds; the default of `disconnect_ttl`: reconnecting takes milliseconds
-GONE_TTL_MIN: Final = 0.01  # seconds; a few round trips in a building, and a pause of Python, take less
+GONE_TTL_MIN: Final = 0.01  # seconds; a few round trips in a local network, and a pause of Python, take less
 STALL_TIMEOUT_MIN: Final = 1.0  # seconds; a machine may be busy for less without being stuck
 _NOT_SHOWN: Final = frozenset({Source.KEYWORD, Source.ENVIRONMENT})
 _NO_TEXT: Final = frozenset({Source.KEYWORD, Source.RDZV_CONF})

@@ -107,7 +107,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskStop:
-    """Write `stop`, a question to the members or the decision, if its key still has revision `over`."""
+    """Write `stop`, the question or the decision (see `Stop`), if its key still has revision `over`."""
 
     stop: Stop
     over: int
@@ -126,7 +126,7 @@ class Wait:
 Act = Resize | Expel | Commit | Publish | AskStop | Wait
 
 LAST_CALL_GRACE = 10.0  # seconds that join timeouts stay suspended after a last call, as a new coordinator may commit
-MANY = 64  # from this many nodes on, a change of the count of arrivals alone is reported less often
+MANY = 64  # from this many nodes on, a change that no node acts upon is reported less often
 UNBANS_AT_ONCE = 16  # lifted bans that one write of the history adds, at most
 RETRY_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes
 PROBLEM_MOST = 200  # characters of `Progress.problem`, which every node receives
@@ -193,7 +193,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     full = rules.round_size(placed) == rules.capacity
     # If the last round has no live member, and no lost member may come back, no further node is expected.
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
-    # Nodes of a restarted job may have the former names, but know no round and arrive one by one: wait for all.
+    # Nodes of a restarted job may have the former names, but know no round and arrive one by one: keep the last call.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
     nobody_else = all_have_come and regroup and not view.expected_back
     is_news = view.round is None or view.round.revision < head.lost_store_told
@@ -244,7 +244,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
         phase = Phase.LAST_CALL
     else:
         phase = Phase.GATHERING
-    # If too few nodes wait, none is a spare: a spare's join timeout is suspended, but join timeouts must then run (R1).
+    # With too few nodes for a round, none is a spare: join timeouts must run (R1), but a spare's is suspended.
     here = [*(view.records[node_id] for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
     room = rules.round_size(len(rules.in_whole_units(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
@@ -335,8 +335,8 @@ def _new_commit(view: View, rules: Rules, progress: Progress, survivors: Mapping
         chosen = [*_choose_members(rules, kept, (), room), *_choose_members(rules, newcomers, kept, room - len(kept))]
     chosen.sort(key=lambda record: record.arrival)
     ordered = tuple(rules.order(tuple(chosen), previous))
-    # A node that members could not reach as rank 0 does not become rank 0 again if another node can. If members could
-    # reach no node as rank 0, take the node with the highest last rank: it was rank 0 longest ago.
+    # A node that members could not reach as rank 0 does not become rank 0 again, unless this holds for all nodes. Then
+    # take the node with the highest last rank: it was rank 0 longest ago.
     oldest = max(ordered, key=lambda record: previous.get(record.node_id, -1))
     reached = next((record for record in ordered if not record.unreached), oldest)
     if reached is not ordered[0]:

@@ -1,9 +1,9 @@
 """A run's history, as its coordinators keep it.
 
 The last rounds (chapters) are in one key, which the coordinator writes together with each commit, and with each
-progress that reports gone members or the closing.
+progress that has a new `Incident`.
 
-A duration is None unless one coordinator saw both its beginning and its end.
+A duration is None if the coordinator does not know its beginning or end.
 
 All readers of a run use one *time of day*. The coordinator sets this time by its clock when it commits a round, and
 advances it by its monotonic clock. A new coordinator continues from the time in the last progress that it received. The
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CHAPTERS_MOST: Final = 128
 BYTES_MOST: Final = 64 * 1024  # limit of the history, which each commit contains; 128 rounds of a dozen nodes fit
-INCIDENTS_MOST: Final = 64  # incidents that a chapter keeps, the first ones; simultaneous losses are one incident
+INCIDENTS_MOST: Final = 64  # a chapter keeps its first incidents; simultaneous losses for one reason are one incident
 NODES_COUNTED_MOST: Final = 32
 REASONS_COUNTED_MOST: Final = 16
 REASON_LETTERS_MOST: Final = 200
@@ -147,7 +147,7 @@ def time_spent(chapter: Chapter, seconds: float) -> TimeSpent:
 
 
 def seconds_between_rounds(chapter: Chapter, following: Chapter) -> float:
-    """Return the seconds between two rounds' completions: measured, or by times of day, or to the last incident."""
+    """Return the seconds between two rounds' completions: measured, else by times of day, else to the last incident."""
     if following.after is not None:
         return following.after
     if chapter.at is not None and following.at is not None:

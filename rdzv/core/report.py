@@ -51,7 +51,7 @@ class RunStatus:
     missing: tuple[Missing, ...] = ()  #: the first missing nodes: how, since when, and why
     missing_count: int = 0  #: all missing nodes, named or not
     addresses: Mapping[str, str] = field(default_factory=dict)  #: the last address of each present or missing node
-    accused: tuple[tuple[str, str, str], ...] = ()  #: members that do not answer: accused, accuser, why
+    accused: tuple[tuple[str, str, str], ...] = ()  #: accusations of members that do not answer: accused, accuser, why
     draining: Mapping[str, tuple[float, str]] = field(default_factory=dict)  #: by node: seconds it may stay, and why
     resized: Resized | None = None  #: the last resize, if no round has begun with it yet
     waited: float | None = None  #: seconds that too few nodes have waited; None if enough or no nodes wait
@@ -306,7 +306,7 @@ class Account:
     seconds: float  # from the run's beginning until its closing, or until now
     spent: TimeSpent  # the seconds by use
     rounds: int  # how many have completed
-    reasons: Mapping[str, int]  # numbers of losses by reason; "other" has rare reasons in dropped chapters
+    reasons: Mapping[str, int]  # numbers of losses by reason; "other": rare reasons of dropped chapters
     lost: Mapping[str, int]  # numbers of losses by node id, largest first; not all are remembered
 
     @property

@@ -55,7 +55,7 @@ class Round(Stored, kw_only=True):
     number: int  # from 0
     term: int  # the coordinator's term in which the round completed; the names of the round's keys contain it
     size: int
-    buckets: int  # the number of keys with members' ranks; as many keys have their names
+    buckets: int  # the number of keys with `Member`s; as many keys have `Participant`s
     host: str  # rank 0's address
     port: int  # a free port of `host`
     lease: int | None = None  # the lease of the round's store, which expires soon after the last coordinator is gone

@@ -9,12 +9,12 @@ the members agree on a step: the largest step that any member has begun, plus on
 
 The node's thread answers at once, while the member computes in its own thread. The two threads share a `StepGate`. No
 member may begin a step beyond the one in its answer. So both threads write first and then read: the member writes its
-step, then reads if it was asked; the node writes that it asked, then reads the step. At least one thread sees the
+step, then reads whether it was asked; the node writes that it asked, then reads the step. At least one thread sees the
 other's write; if the member sees that it was asked, it waits for the decision. (CPython keeps these accesses in order.)
 
 A member that has begun no step, or has finished its body, answers None. If all members answer None, all leave at once;
-but if newcomers are the only reason, a member may first finish its body. So after a decision to leave at once for
-newcomers only, a stronger reason leads to a second decision.
+but if newcomers are the only reason, a member may first finish its body, unless a second decision follows, for a
+stronger reason.
 
 A member that leaves before the agreed step, with its body unfinished, counts as lost (`has_stopped`).
 """
@@ -198,7 +198,7 @@ class StepGate:
 
     @property
     def finished(self) -> int | None:
-        """The last step that this member has finished: -1 without any; None if it has called no `check`."""
+        """The last step that this member has finished: -1 without any; None before `begin_step`."""
         if self.refused is not None:
             return max(self.refused - 1, -1)
         return None if self.begun is None else max(self.begun - (not self.at_end), -1)

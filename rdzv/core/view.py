@@ -66,14 +66,14 @@ class Standstill(NamedTuple):
 
 
 class StopAnswer(NamedTuple):
-    """For `View.apply_fact`: a member's answer which step it has begun; None: all answers in the store are read."""
+    """For `View.apply_fact`: the step that a member has begun; `begun` None: all answers in the store are read."""
 
     node_id: str = ""
     begun: BegunStep | None = None
 
 
 class View:
-    """A run's state as its coordinator knows it. Only the deciding task changes a view, between two acts.
+    """A run's state as its coordinator knows it. Only the deciding task changes a view, never while `decide` runs.
 
     Without `tells_causes`, the store (etcd) does not say how a key's lease ended, so a deleted record's lease counts as
     expired, unless the record was written with `left` before.
@@ -96,7 +96,7 @@ class View:
         self.left_out: dict[str, NodeRecord] = {}  # waiting nodes that did not reach the last round's rank 0
         self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes that gave up a round
         self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach some rank 0
-        self.left_early: bool = False  # True: a member has left at another step than agreed
+        self.left_early: bool = False  # True: a member left neither at the agreed step nor after its body
         self.why_lost: dict[str, str] = {}  # why members were expelled, set before the deletion is folded
         self.standstill: str = ""
         self.enough_since: float | None = None  # when the last call began; later arrivals do not move it (R11)
@@ -123,7 +123,7 @@ class View:
         before: LastCoordinator | None = None,
         moves: bool = False,
     ) -> None:
-        """Restore the previous coordinator's state, `before`; call this before the first event.
+        """Restore the previous coordinator's state; call this before the first event. `before` names that coordinator.
 
         `members` are all members of the last round, `round`. This node received `progress` at `progress_at`. With
         `moves`, the store is ending, so members that have gone unseen have left for the next store.
@@ -134,7 +134,7 @@ class View:
         self.round = round
         self.members = {member.node_id: member for member in members}
         if progress is not None and progress.round == self.number:
-            # Keep announced members in order, also members that have come back: an announced loss is not revoked.
+            # Keep the reported members in order, also those that have come back: a reported loss is not revoked.
             for left, node_ids in ((False, progress.lost_ids), (True, progress.departed_ids)):
                 self._missed.update((node_id, _GoneMember(left)) for node_id in node_ids)
             self.absences.take_over(progress.absent, now=progress_at)
@@ -211,7 +211,8 @@ class View:
     ) -> None:
         """Apply one event of the watch on nodes' records.
 
-        `bans` tell why records were deleted. `last_call_timeout` tells when the previous coordinator's last call began.
+        `bans` tell why records were deleted. `last_call_timeout` and the previous coordinator's report tell when its
+        last call began.
         """
         if event.kind == "reset":
             self.synced = False
@@ -228,7 +229,7 @@ class View:
             self.accusations.apply(event)
             return
         node_id = event.key[len(self._prefix) :]
-        if "/" not in node_id:  # not a marker, nor a key of a run whose prefix begins with this run's
+        if "/" not in node_id:  # neither a marker nor a key of another run below this run's keys
             self._apply_node(node_id, event, now, bans)
         if self.synced:
             self._update_counts(now)
@@ -265,7 +266,7 @@ class View:
             self._update_counts(now)
 
     def note_round(self, round: Round, members: Iterable[Member], *, now: float) -> None:
-        """Record that a round was committed. Waiting nodes that the round left over may begin the next last call."""
+        """Record that a round was committed. If enough nodes still wait, the next last call begins."""
         lost = {node_id for node_id, one in self._missed.items() if not one.left}
         self.round = round
         self.members = {member.node_id: member for member in members}
@@ -288,8 +289,8 @@ class View:
     def expected_back(self) -> set[str]:
         """The lost nodes that may come back; empty unless a waiting node's record says that an outage dropped the node.
 
-        An outage ends for all nodes that it cut off. Killed nodes cannot be told from these, so the last call limits
-        the wait. A round may have completed during the outage, so nodes that the round before had lost count, too.
+        All nodes that an outage cut off may come back. Killed nodes look the same, so the last call limits the wait.
+        A round may have completed during the outage, so nodes lost in the round before count, too.
         """
         if not any(record.lapsed_in >= max(self.number - 1, 0) for record in self.waiting.values()):
             return set()
@@ -337,7 +338,7 @@ class View:
             return
         self.waiting[record.node_id] = record
         if member is not None and (record.arrived_after < self.number or record.lapsed_in == self.number):
-            # The member was lost, or the reply to its former arrival was: count it as lost, so that none waits for it.
+            # Its lease expired, or it never learned of the round: count it as lost, so that none waits for it.
             self._missed.setdefault(record.node_id, _GoneMember(left=False, why=self._why_unseen(record.node_id)))
         if record.gave_up:
             self.gave_up[record.node_id] = record

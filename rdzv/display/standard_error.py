@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Final
 
-BYTES_MOST: Final = 2**20  # limit of the pending lines; further lines are counted and dropped
+BYTES_MOST: Final = 2**20  # pending bytes, at most; further lines are counted and dropped
 AT_EXIT: Final = 2.0  # seconds at exit to write the pending lines
 
 
@@ -46,7 +46,7 @@ class _LineWriter:
     def flush(self, within: float) -> None:
         until = time.monotonic() + within
         with self._changed:
-            while (self._waiting or self._is_writing) and not self._is_stuck:  # wait for a stuck reader only once
+            while (self._waiting or self._is_writing) and not self._is_stuck:  # after a timeout, later calls return
                 self._is_stuck = not self._changed.wait(max(until - time.monotonic(), 0.0))
 
     def _write_forever(self) -> None:

@@ -64,7 +64,7 @@ def describe_health(health: Mapping[str, Any]) -> str:
 
 
 def problem_lines(status: RunStatus) -> list[str]:
-    """Return a line for each missing, stuck, slow, accused, draining, refused or waiting node."""
+    """Return lines about missing, stuck, slow, accused, draining, refused and waiting nodes, and a pending resize."""
     lines = [f"    missing  {_node_name(status, one.node_id)}: {one.describe()}" for one in status.missing]
     if status.missing_count > len(status.missing):
         lines.append(f"    missing  and {status.missing_count - len(status.missing)} more")
@@ -127,7 +127,7 @@ def _since_text(status: RunStatus, node_id: str) -> str:
 
 
 class Line(NamedTuple):
-    """A line of the screen. `meant` is its colour: "bad", "good", "soft" or ""; if `may_be_cut`, it is not wrapped."""
+    """A line of the screen. `meant` is its colour: "bad", "good", "soft" or ""; if `may_be_cut`, it is cut off."""
 
     text: str
     meant: str = ""
@@ -146,7 +146,7 @@ class Frame:
 
 
 def draw_screen(frame: Frame, *, height: int) -> list[Line]:
-    """Return the screen's lines; there may be more than `height`."""
+    """Return the screen's lines; the caller crops those beyond `height`."""
     status = as_of(frame.status, frame.read_ago, reason=frame.status.reason)
     first, *rest = summary_lines(status)
     lines = [_store_line(frame), Line(first, "bad" if status.missing_count else "good" if status.members else "")]
@@ -156,7 +156,7 @@ def draw_screen(frame: Frame, *, height: int) -> list[Line]:
     texts, most = problem_lines(status), max(height // 2, 1)
     lines += [Line(text, "bad" if text.lstrip().startswith("missing") else "") for text in texts[:most]]
     if len(texts) > most:
-        unnamed = max(status.missing_count - len(status.missing) - 1, 0)  # one line in `texts` counts all unnamed nodes
+        unnamed = max(status.missing_count - len(status.missing) - 1, 0)  # `texts` has one line for all unnamed nodes
         lines.append(Line(f"             and {len(texts) - most + unnamed:,} more that are missing, refused or wait"))
     lines += [Line(text, may_be_cut=True) for text in member_lines(status, height)]
     return [line._replace(text=printable(line.text)) for line in lines]

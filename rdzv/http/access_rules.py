@@ -62,8 +62,8 @@ class AccessRules:
 def access_rules_for(host: str, *, token: Secret, secure: bool, insecure: bool) -> tuple[str, AccessRules]:
     """Return the host on which to serve HTTP, and the access rules.
 
-    The host is the store's `host`. But with a token and without TLS, the host is loopback unless `insecure` is set, as
-    the token would cross the network unencrypted.
+    The host is `host`, but with a token and without TLS it is loopback unless `insecure` is set: the token would cross
+    the network unencrypted.
     """
     if host == "localhost" or (token is not None and not secure and not insecure):
         host = LOOPBACK

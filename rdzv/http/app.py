@@ -46,7 +46,7 @@ async def serve(
     insecure: bool = False,
     prefix: str,
 ) -> AsyncIterator[str]:
-    """Serve HTTP, with the store's own settings, for the runs whose keys begin with `prefix`; yield the URL."""
+    """Serve HTTP, with the store's token and TLS, for the runs whose keys begin with `prefix`; yield the URL."""
     host, door = access_rules_for(host, token=token, secure=tls is not None, insecure=insecure)
     async with client_in_process(server, token=token) as client:
         site = _MonitoringPages(server, RunReader(client, prefix=prefix))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 VISITOR_BYTES: Final = 16 * 1024  # the bytes of memory that a connection counts for
 ASKS_WITHIN: Final = 10.0  # seconds until a new connection's first request is complete
-ASKS_AGAIN_WITHIN: Final = 75.0  # seconds between two requests, as in aiohttp
+ASKS_AGAIN_WITHIN: Final = 75.0  # seconds, at most, between two requests, as in aiohttp
 WRONG_GUESS_COSTS: Final = 0.5  # seconds before the answer to a wrong token
 BODY_BYTES_MOST: Final = 1024  # limit of a request's body, as no request needs one
 VISITORS_MOST: Final = 256  # the most HTTP connections to a process that serves no store
@@ -41,7 +41,7 @@ VISITORS_MOST: Final = 256  # the most HTTP connections to a process that serves
 
 def make_connection_table() -> ConnectionTable:
     """Return a connection table for a process that serves no store; call this in the loop that listens."""
-    most = 2 * BESIDE_SHARE * VISITORS_MOST  # half is for unauthenticated ones, and 1 / BESIDE_SHARE of it for HTTP
+    most = 2 * BESIDE_SHARE * VISITORS_MOST  # half is for unauthenticated ones, 1 / BESIDE_SHARE of that half for HTTP
     limits = Limits(connections_max=most, address_connections_max=VISITORS_MOST, handshake_timeout=ASKS_WITHIN)
     table = ConnectionTable(limits, asyncio.get_running_loop().time)
     table.connections_max = VISITORS_MOST

@@ -1,6 +1,7 @@
 """`/metrics` and `/healthz` of a node's own process (`metrics_port`).
 
-The metrics need no request to the store. The port is opened when the node first joins: commands do not open it.
+The metrics need no request to the store. The port is opened when the node first joins, so commands that do not join
+open none.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class _NodeMetrics:
         is_member = membership is not None and membership.over is None
         progress = head.progress
         if progress is not None and membership is not None and progress.round != membership.round.number:
-            progress = None  # the progress is that of an earlier round
+            progress = None  # the progress is that of another round
         coordinates = head.coordinator is not None and head.coordinator.node_id == node.node_id
         figures: dict[str, tuple[str, float | None]] = {
             "member": ("1 while the node is in a round.", is_member),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FRESH = 0.5  # the shortest time for which an answer is reused, in seconds
+FRESH = 0.5  # seconds, at least, for which the answer about an unchanged run is reused
 FRESH_FOR = 4  # an answer is reused for this many times the duration of its reading
 HISTORY_LINES = 40
 ENDED_LISTED = 100  # the most ended runs of a list
@@ -78,8 +78,8 @@ class RunReader:
         self._prefix = prefix
         self._looking = asyncio.Lock()
         self.over: dict[str, _EndedRun] = {}  # the runs without nodes at the last read
-        # By a name as in `FollowedRuns.changed`: two times and an answer. The answer is reused until the first time if
-        # its run has changed, else until the second.
+        # By name (see `FollowedRuns.changed`): two times, and the answer, which is reused until the first time if its
+        # run has changed, else until the second.
         self._answers: dict[str, tuple[float, float, Any]] = {}
         self.followed: FollowedRuns = FollowedRuns(client, prefix)  # the runs read lately, kept current by watches
 

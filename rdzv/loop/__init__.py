@@ -1,6 +1,6 @@
 """One loop over a run's rounds, for training code: `rdzv.rounds` and its blocking twin.
 
-These names are for `rdzv run` and `rdzv.torch`, which drive rounds themselves.
+The names imported here are for `rdzv run` and `rdzv.torch`, which drive rounds themselves.
 """
 
 from rdzv.core.keys import Keys as Keys

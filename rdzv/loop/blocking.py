@@ -1,8 +1,8 @@
 """One loop over a run's rounds, for blocking callers: `rdzv.sync.rounds`.
 
-A body that blocks cannot be cancelled. So when a round has ended, the next `check` raises `RoundChanged`, and every
-wait in `round.store` raises `MembersLostError`, or `RoundChanged` if no member is lost. Leaving the round's `with`
-block swallows `RoundChanged` and `MembersLostError`.
+A body that blocks cannot be cancelled. So when a round has ended, the next `check` raises `RoundChanged`. Unless the
+members agreed to leave, every wait in `round.store` raises `MembersLostError`, or `RoundChanged` if no member is lost.
+Leaving the round's `with` block swallows `RoundChanged` and `MembersLostError`.
 """
 
 from __future__ import annotations

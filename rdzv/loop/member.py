@@ -69,7 +69,7 @@ async def await_if_async(work: Awaitable[T] | T) -> T:
 
 
 class RoundLoop(Generic[SomeRound]):
-    """The loop over a run's rounds, for both twins. With a blocking handler, the loop's coroutines never await."""
+    """The loop over a run's rounds, for both twins. With a blocking handler, the loop's coroutines never suspend."""
 
     def __init__(self, make: Callable[..., SomeRound], handler: Any, node: Node, options: LoopOptions) -> None:
         self.node: Node = node
@@ -82,7 +82,7 @@ class RoundLoop(Generic[SomeRound]):
         self.last: SomeRound | None = None  # the last round that this node was in
 
     async def next(self) -> SomeRound | None:
-        """Leave the last round, join the next, and return it; None once the run is over."""
+        """Leave the last round, join the next, and return it; None once the run is over for this node."""
         if self.last is None:
             self._was_open = not await await_if_async(self._handler.is_closed())
             if self.options.progress is not None:
@@ -186,7 +186,7 @@ class MemberOfRound(ABC):
         node_id: This member's id.
         run_id: The run's id.
         bootstrap_address: Host and port on rank 0, the same for every member.
-        previous: The changes since the last round this node was in; None in its first.
+        previous: This node's last rank, and the changes since the run's previous round; None in its first.
         newest: Rank and last finished step of the member that has finished the most; None if no step is finished.
         lags: True if this member has finished steps, but fewer than `newest`.
         gate: Decides at each step if this member may begin the step.
@@ -295,7 +295,7 @@ class MemberOfRound(ABC):
 
 
 class BodyCalls(MemberOfRound):
-    """The methods that a round's body calls. In the blocking twin they never await, and become plain methods."""
+    """The methods that a round's body calls. In the blocking twin they never suspend, and become plain methods."""
 
     @abstractmethod
     async def _until_decided(self) -> None:
@@ -309,8 +309,8 @@ class BodyCalls(MemberOfRound):
         """Begin a step, or leave the round together with all other members, before the same step.
 
         If no change is pending, the call costs no message. If the round is over, or ends at this step, the call cancels
-        the body; the blocking twin raises `RoundChanged`, which leaving the block swallows. A late call from another
-        task raises `RoundChanged`, too.
+        the body; the blocking twin raises `RoundChanged`, which leaving the block swallows. A call from another task
+        then raises `RoundChanged`, too.
 
         Args:
             step: The step about to begin: an integer of any type, larger each time.
@@ -322,7 +322,7 @@ class BodyCalls(MemberOfRound):
             if self.gate.begin_step(step):
                 return
             if not self.gate.decided:
-                self._handler.check_usable()  # raise in a forked child, in which no node reports the decision
+                self._handler.check_usable()  # raises in a forked child, where no node would report the decision
                 await self._until_decided()
             if self.gate.decided:  # the members agreed on a stop before the round ended otherwise
                 if not (self.gate.must_leave(step) or self.monitor.ended_abruptly):

@@ -96,7 +96,7 @@ class RoundMonitor:
 
     @property
     def has_failed(self) -> bool:
-        """True if the round has ended by a failure or a loss."""
+        """True if the round has ended by a failure, a loss, or a departure in mid-step."""
         gone = (EndKind.LOST, EndKind.LEFT, EndKind.FAILED, EndKind.DROPPED)
         return self.blames_others or (self.ending is not None and self.ending.kind in gone)
 
@@ -122,7 +122,7 @@ class RoundMonitor:
         """Record the first ending, or a later one that replaces an agreement to leave. Thread-safe."""
         if self._record_ending(ending):
             self.on_end(ending)
-            if self.phase is not WorkPhase.AT_WORK:  # after the work, `end` runs in the node's thread
+            if self.phase is not WorkPhase.AT_WORK:  # after the work, `end` runs in the node's thread, as the wait does
                 self._cancel_wait()
 
     def _record_ending(self, ending: Ending) -> bool:
@@ -140,7 +140,7 @@ class RoundMonitor:
             return Ending(kind=EndKind.DROPPED, reason=why)
         head, progress, round = membership.head, membership.progress, membership.round
         at_end = self.phase is WorkPhase.AT_END
-        stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # True if this member begins no steps
+        stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # this member begins no (more) steps
         for change in changes_since([], head, round=round, dropped=None, node_id=membership.node_id):
             match change:
                 case NodesLost(node_ids=ids) as lost:
@@ -207,7 +207,7 @@ class RoundMonitor:
             if self.ending is None:  # the node has not read of the end yet, or the error is of another round
                 self._record_ending(Ending(kind=EndKind.DROPPED, reason=str(failure)))
                 if self.membership.gate.is_awaited:
-                    # Others wait for this member in a step. Report a departure, as an arrival means an agreed stop.
+                    # Others wait for this member in a step. Report a departure: an arrival alone means an agreed stop.
                     await in_node(self._leave())
             return Outcome.MEET_AGAIN
         self.phase = WorkPhase.FAILED
@@ -263,7 +263,7 @@ class RoundMonitor:
             return False
         if self.membership.round.size == 1:
             return False
-        with contextlib.suppress(RendezvousError):  # without the accusation, losses are reported later
+        with contextlib.suppress(RendezvousError):  # the accusation only makes losses known sooner
             await accuse_unnamed(self.node, how or repr(failure))
         return True
 
@@ -303,7 +303,7 @@ class RoundMonitor:
     async def claim_end(self, how: str = "") -> bool:
         """Report that this member ends the round, and `how` its work failed, if it did; return True if it is the first.
 
-        If this node is cut off from the store, or out of the round, return False, as its work is not to blame.
+        If this node is cut off from the store, or out of the round, return False: its failure has another cause.
         """
         said = f"{self.node.node_id}\n{how}".encode(errors="backslashreplace")
         with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError, StoreError):
@@ -311,7 +311,7 @@ class RoundMonitor:
         return False
 
     async def wait_for_end(self) -> None:
-        """Wait until a member ends the round. If its work failed, record this ending, as a collective might hang."""
+        """Wait until a member ends the round. If its work failed, end this member's round: a collective might hang."""
         try:
             listening = (await self._open_shared_store()).without_wait_reports()
         except RendezvousError:
@@ -340,7 +340,7 @@ def describe_gone(gone: NodesLost | NodesLeft) -> str:
 
 
 async def accuse_unnamed(node: Node, why: str) -> None:
-    """Accuse an unnamed member: one that has disconnected from the store is then lost before `gone_ttl` has passed."""
+    """Accuse an unknown member of having died: a disconnected member is then lost before `gone_ttl` has passed."""
     link, membership = await node.open_link(), node.membership
     if membership is not None and membership.over is None:
         with contextlib.suppress(StoreError):

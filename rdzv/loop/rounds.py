@@ -8,7 +8,7 @@
 
 A round's body ends in one of these ways:
 
-    a member is lost, or leaves unasked   the body is cancelled at once; the next round follows
+    a member is lost, or leaves mid-step  the body is cancelled at once; the next round follows
     a node wants to join or leave         all members leave at the same `check`; the next round follows
     the body finishes                     this member waits for the others to finish; then the run is closed
     the body raises `GiveUp`              the run is closed everywhere, with its reason; the loop raises it

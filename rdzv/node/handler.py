@@ -102,7 +102,7 @@ class Handler(NodeView, RendezvousHandler):
             withdrawn = self.node.loop.start(self.node.withdrawn.wait())
         except RendezvousStateError:
             return  # the handler is closed, and its node thread has ended
-        closing.over.call(self.node.loop.leave)  # leave the loop once the node is closed
+        closing.over.call(self.node.loop.leave)  # then leave the loop
         try:
             await self._close_shared_store(withdrawn, closing)
         except asyncio.CancelledError:
@@ -158,7 +158,7 @@ class Handler(NodeView, RendezvousHandler):
             RendezvousClosedError: The run is closed; the message has the reason.
             RendezvousTimeoutError: No round within `join_timeout`; the message has the reason.
             RendezvousSettingsError: The run was started with other settings, or this handler without `min_nodes`.
-            RendezvousGracefulExitError: This node was a spare, and the run is closed; or it was drained while waiting.
+            RendezvousGracefulExitError: This node was a spare, and the run is closed; or it is drained.
             RendezvousConnectionError: The store cannot be reached.
             RendezvousRefusedError: This node is banned, or failed its health check; the message has the reason.
             RendezvousStateError: Another call of this handler is joining already.

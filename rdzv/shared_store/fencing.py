@@ -40,7 +40,7 @@ R = TypeVar("R", bound=Response)
 
 VALUES: Final = "k/"
 QUEUES: Final = "q/"  # the prefix of the queues' keys; users do not see it
-ANSWER_TIMEOUT: Final = 1.0  # seconds; the shortest limit of a request that does not wait. Users' timeouts limit waits
+ANSWER_TIMEOUT: Final = 1.0  # seconds, at least, for a request that does not wait: users' timeouts are limits on waits
 NAMED_MAX: Final = 8  # members, or keys, that an error lists
 
 
@@ -174,13 +174,13 @@ class FencedCall:
         return of_run(self.company.run_id, RoundSupersededError(why))
 
     def _translate_error(self, error: StoreError) -> Exception:
-        reason = self.company.superseded()  # None while this node is in the round
+        reason = self.company.superseded()
         if reason is not None or isinstance(error, ConditionFailed):
             return self._superseded_error(reason or str(error))
         if isinstance(error, StoreTimeoutError | WaitEnded):
             self._wait_ended = isinstance(error, WaitEnded)
             return OutOfTimeError(str(error), timeout=self.seconds)
-        if isinstance(error, StoreReplaced):  # another store has replaced the store that had this round
+        if isinstance(error, StoreReplaced):
             return self._superseded_error(str(error))
         if isinstance(error, UsedAfterFork):
             return RendezvousStateError(

@@ -3,12 +3,12 @@
 Names, order of arguments and meaning are those of PyTorch 2.13, except:
 
 - `num_keys` and `list_keys` cover this round's keys only, where PyTorch's count the whole server's.
-- A timeout is a `timedelta` or a number of seconds. The timeout limits waiting; a request that the store
-  answers at once has at least a second.
+- A timeout is a `timedelta` or a number of seconds. It limits waits; for other requests, a timeout below a second
+  counts as one second.
 - A wait that times out raises `SharedStoreTimeoutError`, which names the missing keys. An empty queue raises
   `QueueEmptyError`, and any invalid argument, or adding to a value that is no number, `ValueError`.
-- A key is a queue's or a value's: a push or a pop beside a value raises `ValueError`. After a value is set or appended
-  to a queue's key, its items can be popped, but none is pushed; `list_keys` omits the key while there are items.
+- A key holds a queue or a value: a push to a value, or a pop from it, raises `ValueError`. After a value is set or
+  appended at a queue's key, the items can be popped, but a push raises; `list_keys` omits the key while items remain.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class SharedStore(_SharedStoreBase[RequestClient], Operations):
         )
 
     def end_waits(self) -> None:
-        """End the waits of this object and its clones with `MembersLostError`; called in the event loop."""
+        """End the waits that a member's loss ends, also of clones; called in the event loop."""
         for scope, ends_on_loss in tuple(self._under_way.items()):
             if ends_on_loss:
                 scope.cancel()
@@ -286,7 +286,7 @@ class BlockingSharedStore(_SharedStoreBase["BlockingStore"]):
         return copied
 
     def end_waits(self) -> None:
-        """End all waits, now and later, by `MembersLostError` or `RoundChanged`; other calls continue. Thread-safe."""
+        """Let all waits, now and later, raise `MembersLostError`, or `RoundChanged` if none is lost; thread-safe."""
         self._client.end_waits()
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ class Disk:
         self.database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.with_checksum("store_id", store_id))
 
     def open(self, loop: asyncio.AbstractEventLoop, *, kind: type[SimulatedJournal]) -> SimulatedJournal:
-        """Open a new process's journal after the end of the last one."""
+        """Open the journal of a new process; the previous process has ended."""
         self._journal = kind(self, loop)
         return self._journal
 
@@ -117,7 +117,7 @@ class SimulatedJournal(Journal):
         self._begin_group()
 
     def stop(self, *, within: float | None = None) -> bool:  # noqa: ARG002 - it takes no time
-        """Write all pending changes, without waiting for virtual time to pass."""
+        """Write all pending changes; this takes no virtual time."""
         while self._on_durable is not None and (self._in_hand is not None or self._pending):
             self._begin_group()
             assert self._timer is not None

@@ -107,7 +107,7 @@ class MemoryTransport(asyncio.Transport):
             self._outgoing.send(PipeSignal.END)
 
     def close(self) -> None:
-        """Stop receiving; close once all written bytes are delivered."""
+        """Stop receiving; close once the write buffer is empty."""
         if self._closing:
             return
         self.write_eof()
@@ -179,7 +179,7 @@ class MemoryTransport(asyncio.Transport):
 
     @property
     def takes_delivery(self) -> bool:
-        """True if the incoming pipe may deliver; a closing end drops the bytes."""
+        """True if the incoming pipe may deliver. A closing end accepts and drops bytes."""
         return self._closing or (self._connected and not self._reading_paused)
 
     def receive(self, data: memoryview) -> int:

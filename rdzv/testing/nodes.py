@@ -69,7 +69,7 @@ class ClusterNode:
 
     Attributes:
         index: Its number, from 0.
-        name: Its default node id: `node-0`.
+        name: Its default node id, such as `node-0`.
         url: The URL of a run of this cluster.
         rng: Random numbers that depend on the seed alone.
         error: The error that its body has raised, if `may_raise` allows it.

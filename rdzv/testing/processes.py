@@ -30,7 +30,7 @@ OUTPUT_IN_AN_ERROR = 4000  # the most characters per process
 
 
 class ProcessesError(AssertionError):
-    """Processes did not end in time; the message ends with their output."""
+    """A wait for processes has failed; the message ends with their output."""
 
 
 class RealProcesses:
@@ -86,7 +86,7 @@ class RealProcesses:
         self._stack.close()
 
     def start(self, index: int) -> None:
-        """Start another process, or an ended one again; its output is appended to its earlier output."""
+        """Start another process, or an ended one again; append its output to the earlier one's."""
         running = self._processes.get(index)
         if running is not None and running.poll() is None:
             raise RuntimeError(f"process {index} runs: kill it first")

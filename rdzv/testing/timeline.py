@@ -36,9 +36,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 START = 1000.0  # not 0, to find code that takes 0 for "never"
-BUSY_TURNS = 2_000  # after this many turns without a timer, a loop counts as polling, and each further turn takes time
-BUSY_TURNS_EACH = 20  # `BUSY_TURNS` per process, if there are many processes
-BUSY_SECONDS = 1e-4  # virtual seconds of a polling loop's turn
+BUSY_TURNS = 2_000  # after this many turns without a timer, a process must be polling: each further turn takes time
+BUSY_TURNS_EACH = 20  # `BUSY_TURNS` per process, used if more in total
+BUSY_SECONDS = 1e-4  # virtual seconds of each further turn
 BUSY_BEYOND = 1.0  # virtual seconds past the end of `run` to which busy tasks may push the clock
 BURIAL_STEPS_MAX = 100_000
 
@@ -334,7 +334,7 @@ class Host(asyncio.BaseEventLoop):
         self._debug = enabled
 
     def is_running(self) -> bool:
-        """Return True until it dies."""
+        """Return True until the process dies."""
         return not self.dead
 
 

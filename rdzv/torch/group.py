@@ -81,7 +81,7 @@ class RoundGroup:
                     f"group; otherwise {otherwise}"
                 )
         if not self._uses_gloo or set_group_timeout is None:
-            # One attempt with the full timeout: PyTorch cannot change the timeout of this group later.
+            # One attempt with the full timeout: only gloo needs a short one, and before 2.9 cannot change it.
             self._try_making(self.store, self.timeout)
             if self._aborted.is_set():
                 self.abort()  # `abort` was called while PyTorch was making the group: end the group

@@ -131,9 +131,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
         regroup_on_loss     members meet again when one has died or left (true), or, as in PyTorch, when workers fail
 
-    **Deaths on the way.** An agent waits up to `read_timeout` for the values of every other member, and fails without
-    them. So `next_rendezvous` returns a round only once all members have received it; if a member dies before, the
-    others meet again. A member that dies in the milliseconds after the return still costs the others `read_timeout`.
+    **Deaths at a round's start.** An agent waits up to `read_timeout` for the values of every other member, and fails
+    without them. So `next_rendezvous` returns a round only once all members have received it; if one dies before that,
+    the others meet again. If one dies in the milliseconds after the return, the others still wait for `read_timeout`.
 
     **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it when an agent ends, except by a
     signal: then the node only leaves. A node that was dropped, or could not join the next round, also only leaves.
@@ -330,14 +330,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._logs_of = round
 
     def _next_round(self, handler: sync.Handler) -> sync.RendezvousInfo:
-        """Return the next round; in a run without a name, after the former job of that name has ended."""
+        """Return the next round; in a run named "none", after the former job of that name has ended."""
         began = time.monotonic()
         while True:
             was_open = not handler.is_closed()
             try:
                 return handler.next_rendezvous()
             except ours.RendezvousClosedError:
-                # Raise if this node saw the run open, and so belongs to the ended job; otherwise reopen the run.
+                # Raise in a named run, or if this node saw the run open: it belongs to the ended job. Else reopen it.
                 if self._run_id != NO_NAME or self._was_member or was_open:
                     raise
                 left = self._settings.join_timeout - (time.monotonic() - began)
@@ -390,8 +390,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return the number of nodes that require a new round: waiting, leaving, or with `regroup_on_loss` lost.
 
-        A store whose host is about to leave counts as one node, and a member with a failed worker as lost. In a closed
-        run the number is 0. At a number above 0, the agent restarts its workers.
+        A store whose host is to leave, or a resize below the round's size, counts as one node; a member with a failed
+        worker as lost. In a closed run the number is 0. Above 0, the agent restarts the workers.
         """
         handler, monitor, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:
@@ -456,7 +456,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return self._handler is not None and self._handler.hosts_store
 
     def _note_signal(self, name: str) -> None:
-        """Say at once that this node leaves, so that it hosts a next store only if no other node does."""
+        """Say at once that this node leaves, so that other nodes are preferred to host a next store."""
         if self._handler is not None and not self._over:
             with contextlib.suppress(ours.RendezvousError):  # the handler is disconnected
                 self._handler.leaves_because(signal_reason(name))

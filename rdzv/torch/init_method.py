@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from datetime import timedelta
 
-EXIT_CLOSE_TIMEOUT: Final = 5.0  # default of `close_timeout`, in seconds: shorter, as the script is at its end
+EXIT_CLOSE_TIMEOUT: Final = 5.0  # seconds; the default of `close_timeout` here: short, as the script is ending
 
 _SCHEMES: Final = {"rdzv": "tcp", "rdzv+tcps": "tcps", "rdzv+etcd": "etcd", "rdzv+etcds": "etcds"}
 
@@ -36,7 +36,7 @@ def register_init_method() -> None:
         rdzv.torch.register_init_method()
         torch.distributed.init_process_group(init_method="rdzv://head:29400/job-7?min_nodes=4")
 
-    Segments after the run's name separate keys: groups of one process with different segments share a round.
+    Path segments after the run's name separate keys: with them, one process can make several groups in a round.
     `torch.distributed.rpc` accepts these URLs, too.
 
     The schemes are rdzv, rdzv+tcps, rdzv+etcd and rdzv+etcds. `rank` and `world_size` are optional: they set

@@ -77,9 +77,9 @@ class InterruptedStep:
         self._models[model] = now
 
     def undo_step(self, model: Any, optimizer: Any, *, announced: bool) -> None:
-        """Drop all gradients, undo an unfinished step of the optimizer, and restore the buffers if no step has ended.
+        """Drop gradients, undo an unfinished optimizer step, and restore buffers if no step has ended since their copy.
 
-        `announced`: the last round ended at an agreed step.
+        `announced`: the last round ended at an agreed step; warn once of unused gradients.
         """
         if model is not None and self._steps_at.get(model) == self._steps:
             self._restore_buffers(model)
@@ -152,7 +152,7 @@ def _parameters(optimizer: Any) -> list[torch.Tensor]:
 
 
 def _calls_closure_first(optimizer: Any) -> bool:
-    """Return True for PyTorch's optimizers but LBFGS: they call a closure before any change, and use no collectives."""
+    """Return True for PyTorch's optimizers except LBFGS: they call a closure first, and use no collectives."""
     own = type(optimizer).__module__.startswith("torch.optim.")
     return own and not isinstance(optimizer, torch.optim.LBFGS)
 

@@ -108,7 +108,7 @@ def copy_tensors(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
 def destroy_process_groups() -> None:
     """Destroy all process groups, also right after a collective.
 
-    The groups' threads take some 15 ms to end, without a notification. A new thread waits for their end, also at exit.
+    The groups' threads take some 15 ms to end, without a notification. So a new thread keeps the groups for 50 ms.
     """
     groups = list(world_of_groups.pg_map) if world_of_groups is not None else []
     dist.destroy_process_group()
@@ -250,12 +250,12 @@ class AgentEnd:
 
 
 def end_of_agent() -> AgentEnd:
-    """Return the end of the agent that shuts its handler down; without an exception in flight, it has succeeded."""
+    """Return the end of the agent that shuts its handler down; without an error or failed worker, it has succeeded."""
     error, agent, how = sys.exception(), find_agent(), ""
     if isinstance(error, ChildFailedError):
         first = getattr(error, "get_first_failure", None)
         how = str(error).strip().splitlines()[0] if first is None else describe_failure(first()[1])
-    elif error is None and agent is not None:  # 2.4 shuts the handler down before it raises the workers' failure
+    elif error is None and agent is not None:  # PyTorch 2.4 shuts the handler down before raising the workers' failure
         how = agent.problem
     why = f"an agent has failed: {how}" if how else "an agent has ended"
     has_failed = bool(how) or (error is not None and not (isinstance(error, SystemExit) and not error.code))

@@ -128,7 +128,7 @@ class TorchRounds:
         return self._awaited
 
     async def aclose(self) -> None:
-        """Leave for good, as `close`."""
+        """See `close`."""
         if self._awaited is not None:
             await self._awaited.aclose()
 
@@ -192,7 +192,7 @@ class TorchRound(_RoundWithGroup, blocking.Round):
         self.group.make()
 
     def _end_body(self, ending: Ending) -> None:
-        """Abort the group after a loss, not at an agreed leave, when no member is in a collective."""
+        """Abort the group after a loss; at an agreed leave, no member is in a collective."""
         super()._end_body(ending)
         if ending.is_abrupt:
             self.group.abort()
@@ -226,8 +226,9 @@ class TorchRound(_RoundWithGroup, blocking.Round):
             The `extra` of the member with the most finished steps.
 
         Raises:
-            ValueError: This member's model has other tensors (the message names the first, with both shapes), and the
-                other members meet again without this one; or the model is sharded (`fully_shard`).
+            ValueError: This member's model has other tensors than the source's (the message names the first, with
+                both shapes), and the other members meet again without this one; or the model is sharded
+                (`fully_shard`).
         """
         return self._synchronize(model, optimizer, extra)
 
@@ -276,7 +277,7 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
 
         One call of `in_thread` runs at a time. A cancelled call waits for the end of the work, which must not write to
         the model in the next round; the work's collectives are aborted, and its waits in the store end. If the
-        work of a cancelled call succeeds, return its result, so that the caller counts the step.
+        round's end cancels a call whose work succeeds, return its result, so that the caller counts the step.
         """
         doing = self._loop.run_in_executor(self._thread, functools.partial(on_same_device(work), *arguments))
         try:

@@ -63,7 +63,7 @@ def _origin_of(settings: Settings) -> Origin:
 
 
 def raise_as_torch(error: Exception) -> NoReturn:
-    """Raise the error that TCPStore has for an error of ours, with our message."""
+    """Raise TCPStore's error in place of an error of `rdzv` or `store`."""
     message = str(error)
     match error:
         case ours.SharedStoreTimeoutError():
@@ -118,10 +118,10 @@ class TorchStore(dist.Store):
         TorchStore("tcp://head:29400/job-7?token_file=/run/secrets/rdzv")
         PrefixStore("ckpt", TorchStore(info.store))         # of a round: fenced, gone with the round
 
-    Stores of one URL hold the same keys, and `num_keys` and `list_keys` cover only these; in a round's store, the
-    round's keys. A `TorchStore` is a client: `rdzv serve`, or a node of the run, serves the store. Errors are those of
-    TCPStore: `DistStoreError` after a timeout, with the missing keys, and after the end of a store's round;
-    `QueueEmptyError`; `DistNetworkError` if the store cannot be reached.
+    Stores of one URL share keys; `num_keys` and `list_keys` cover only the URL's, or the round's. A `TorchStore` is a
+    client: `rdzv serve`, or a node of the run, serves the store. Errors are those of TCPStore: `DistStoreError` after a
+    timeout, with the missing keys, and after the end of a store's round; `QueueEmptyError`; `DistNetworkError` if the
+    store cannot be reached.
 
     C++ holds only the C++ half of this object. Calls by C++ fail with an internal assertion after the end of the
     Python half. C++ does not report that it releases its half, so every instance is kept until the process ends.
@@ -132,13 +132,13 @@ class TorchStore(dist.Store):
     process's RDZV_TOKEN or RDZV_TOKEN_FILE.
 
     Args:
-        url: A URL of ours, with or without a run; a further segment separates keys; or a blocking shared store of
-            `rdzv.sync`.
+        url: A URL of ours, with or without a run (segments after the run separate keys); or a blocking shared store
+            of `rdzv.sync`.
         timeout: The limit of a wait, and of the first connection.
         overrides: The URL's parameters as keywords.
 
     Attributes:
-        overheard_by: Called with each written or read value; also in later clones.
+        overheard_by: Called with each written or read value; later clones inherit it.
 
     Raises:
         DistNetworkError: The store cannot be reached.
@@ -248,7 +248,7 @@ class TorchStore(dist.Store):
         keys, values = list(keys), [self._pass_on_value(value) for value in values]
         try:
             if len(keys) != len(values):
-                self._shared_here().multi_set(keys, values)  # this call raises the error
+                self._shared_here().multi_set(keys, values)  # raises ValueError: the lengths differ
             rest = iter(values)
             for shared, some, _ in self._split_keys(keys, self.timeout.total_seconds()):
                 shared.multi_set(some, list(itertools.islice(rest, len(some))))
@@ -285,7 +285,7 @@ class TorchStore(dist.Store):
             ) from error
 
     def end(self, of_what: str) -> None:
-        """Free the store, and let all calls raise that the round is over: a process makes a store per round."""
+        """Let all calls raise that the round is over. Free the shared store, as this object is never freed."""
         self._shared = cast("BlockingSharedStore", _GoneStore(f"{of_what} is over, and so is the store of its members"))
 
     def close(self) -> None:

@@ -62,13 +62,13 @@ class WorkersStore:
 def serve_workers(info: RendezvousInfo | AwaitedInfo, ports: str | None, taken: set[int]) -> WorkersStore | None:
     """Serve the workers' store of a round at its bootstrap port; call this at rank 0.
 
-    `ports` is `master_port`. `taken` has the taken bootstrap ports of this run; a taken port is added.
+    `ports`: the parameter `master_port`. `taken`: this run's bootstrap ports found in use; this port may be added.
 
     Returns:
         The store; None if the port is taken and another is permitted: leave the round, and meet again.
 
     Raises:
-        RendezvousSettingsError: The port is taken, and no other is permitted.
+        RendezvousSettingsError: No permitted port can be used.
     """
     (host, port), where = info.bootstrap_address, f"run {info.run_id}, round {info.round}"
     is_single = ports is not None and len(set(ports.split("-"))) == 1
@@ -87,7 +87,7 @@ def serve_workers(info: RendezvousInfo | AwaitedInfo, ports: str | None, taken: 
 
 
 def add_port_remedy(how: str) -> str:
-    """Add the remedy to a worker's failure if it found the port of a `WorkersStore` taken."""
+    """Add the remedy to a worker's failure if the cause is a port in use, as by a `WorkersStore`."""
     if PORT_TAKEN.search(how):
         remedy = "agent_store=0, or no --agent-store, leaves that port to the workers"
         return f"{how} (at MASTER_PORT rank 0's agent listens; {remedy})"
@@ -112,7 +112,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 def open_tcp_store(info: RendezvousInfo, timeout: timedelta, *, port: int) -> dist.TCPStore:
     """Host the round's TCPStore on rank 0, connect to it elsewhere; every member calls this once.
 
-    `timeout` limits the wait for rank 0, and is the store's own; `port` is rank 0's, 0 for any.
+    `timeout` limits the wait for rank 0, and the TCPStore's waits; rank 0 listens at `port` (0: any) if it is free.
 
     Raises:
         DistStoreError: Rank 0 has not announced its port in time.

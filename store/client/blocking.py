@@ -1,4 +1,4 @@
-"""The blocking client of a store. Each call takes a free channel or a new one, so threads do not wait in turn."""
+"""The blocking client of a store. Each call takes a free channel or a new one, so threads do not queue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ R = TypeVar("R", bound=Response)
 
 
 class Client(interface.BlockingStore):
-    """The blocking client of a store, with the arguments of `store.connect`; safe to use from several threads.
+    """The blocking client of the store at `address`; safe to use from several threads.
 
     `token` may be a function, called for each connection. `renew` reads the files of token and certificates again
     before each connection, and returns the TLS context.
@@ -292,7 +292,7 @@ class Watch(interface.BlockingWatch):
             except StoreTimeoutError as error:
                 if raised_by_signal(error):
                     raise
-                self._channel.close()  # or the server may open the watch late on this connection
+                self._channel.close()  # else the server may still open the watch on this connection
             else:
                 if self._reset is not None:
                     self._batch, self._reset = (self._reset,), None

@@ -1,4 +1,4 @@
-"""Judges if a connection still works, by the server's silence; for awaited and blocking clients.
+"""Judges whether a connection still works, by the server's silence; for awaited and blocking clients.
 
 After half of `Timeouts.answer_timeout` without an answer, the client pings the server. After all of it, the
 client opens a fresh connection, and uses it or the silent one, whichever gets bytes first. If the peer's system

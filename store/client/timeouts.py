@@ -23,7 +23,7 @@ BACKOFF_SOON = 0.25  # seconds; the limit of a pause in the first `SOON` seconds
 BACKOFF_RECENT = 0.5  # seconds; the limit in the first `RECENT` seconds, and always if the client keeps a lease
 RECENT = 30.0  # seconds after a connection's loss for which the store may be restarting
 
-HEARTBEAT = 5.0  # seconds until an idle connection is pinged, and from the ping until it is closed without an answer
+HEARTBEAT = 5.0  # seconds until an idle connection is pinged, and then until it is closed if no answer comes
 SILENCE = 1.0  # seconds without an answer before a fresh connection is tried
 SILENCE_MOST = 5.0  # seconds; the limit of `SILENCE`, which doubles with each fresh connection without an answer
 BUSY_FACTOR = 10.0  # a server whose system acknowledges all data may be silent for this multiple of `SILENCE`
@@ -73,7 +73,7 @@ class Timeouts:
 
     @property
     def large_packets_seem_lost(self) -> bool:
-        """True if the next attempt should use small packets, because the last fresh connection got no answer."""
+        """True if the next attempt should use small packets, because the last connection got no answer."""
         return self._unanswered_changes > 0
 
     def answer_timeout(self, now: float, *, acknowledged: bool = False) -> float:

@@ -37,8 +37,8 @@ UNFINISHED = "store.sqlite3.new"  # the name of a store until it is complete: an
 LOCK = "lock"
 MARK = "durable"
 RESERVE = "reserve"
-RESERVE_BYTES = 8 * 1024 * 1024  # enough for a log of 4 MiB that is copied into the database, and for DELETES_BYTES
-DELETES_BYTES = 4 * 1024 * 1024  # bytes that some deletes add to the log before it restarts
+RESERVE_BYTES = 8 * 1024 * 1024  # room to copy a log of 4 MiB into the database, plus DELETES_BYTES
+DELETES_BYTES = 4 * 1024 * 1024  # the log's growth by deletes before it restarts
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 REMEDIES = {
     errno.ENOSPC: "make room there",
@@ -79,7 +79,7 @@ def take_lock(directory: Path) -> IO[str]:
             f"data_dir {directory} is in use by another server (process {process}): stop that one, or use another "
             f"directory"
         ) from None
-    except OSError as error:  # for example, a network file system has no locks
+    except OSError as error:  # for example, a network file system without locks
         file.close()
         raise StoreUsageError(f"data_dir {directory} cannot be locked: {error_text(error)}") from error
     return file
@@ -94,7 +94,7 @@ def release_lock(file: IO[str]) -> None:
 
 @contextlib.contextmanager
 def serving_process(directory: Path) -> Iterator[str | None]:
-    """Yield the id of the process that serves a directory; if there is none, yield None, and lock the directory."""
+    """Yield the id of the process that serves a directory; if none, None, with the lock file, if any, locked."""
     try:
         file = open(directory / LOCK, encoding="utf-8")  # noqa: SIM115 - closed below
     except OSError:

@@ -1,6 +1,7 @@
 """Verifies that a data directory holds a whole store of a known format, without lost changes.
 
-A store of an older format is migrated in one transaction (promise S12). Only a backup allows a return to the old one.
+A store of an older format is migrated in one transaction (promise S12). Only a backup allows a return to the old
+format.
 """
 
 from __future__ import annotations

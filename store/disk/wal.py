@@ -38,7 +38,7 @@ def is_damaged(file: IO[bytes], *, size: int, count_of_frames_read: int) -> bool
     magic, _, page_size, _, *salts, check1, check2 = HEADER.unpack(head)
     order = ">" if magic & 1 else "<"
     if magic & ~1 != MAGIC or _checksum(head[: HEADER.size - 8], order, (0, 0)) != (check1, check2):
-        return size > HEADER.size  # the header is synced before the first frame, so it was damaged later
+        return size > HEADER.size  # frames follow a header that is synced first, so the header was damaged later
     frame_bytes = FRAME.size + page_size
     for index in range(count_of_frames_read, (size - HEADER.size) // frame_bytes - 1):
         file.seek(HEADER.size + index * frame_bytes)

@@ -29,7 +29,7 @@ class SavedLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptReply:
-    """The reply to a request that changed the store. The session's replies up to `acknowledged` can be freed."""
+    """The reply to a mutating request. The session's replies up to `acknowledged` can be freed."""
 
     session_id: bytes
     acknowledged: int

@@ -111,7 +111,7 @@ class Engine:
     def connect(
         self, peer: int, *, session_id: bytes, now: float, process: bytes = b""
     ) -> tuple[int, int | None] | None:
-        """Open a session; return its number and its earlier connection, if any; None if there are too many sessions."""
+        """Open or resume a session; return its number and its earlier connection, if any; None if there is no room."""
         self._note_forgotten_sessions(self._sessions.expire(now) + self._sessions.evict_for_session(session_id, now))
         made = self._sessions.made
         opened = self._sessions.open_session(session_id, peer=peer)

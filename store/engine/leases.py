@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from store.messages import Cause
 
 STALL_AFTER = 0.3  # seconds; the clock is read every 0.1 s, so a longer gap is a stall
-SOONEST = 1e-6  # seconds; a shorter wait, added to a clock's time, may not change it
+SOONEST = 1e-6  # seconds; adding a shorter wait might leave a clock's time unchanged
 LOOK_AGAIN_AFTER = 0.1  # seconds until an expired lease is checked again if its keeper has unread requests
 LOOKED_AT_ONCE = 4096  # leases that `expired` looks at in one call: a few milliseconds
 SHORTENED_AT_ONCE = 512  # leases that get an earlier deadline in one step: 0.5 ms
@@ -48,7 +48,7 @@ class LeaseRecord:
     ending: bool = False  # ended, but ticks still delete its keys
     ended_by: Cause = ""  # while `ending`: why it expired; "" after a revoke or a restart
     keys: dict[str, None] = field(default_factory=dict)
-    note: bytes = b""  # the last keep-alive's note; never saved to disk
+    note: bytes = b""  # the last note of a keep-alive; never saved to disk
     noted_at: float = 0.0  # when the note was set, on the server's clock
 
     @property
@@ -60,7 +60,7 @@ class LeaseRecord:
 
     @property
     def ends_at(self) -> float:
-        """The earlier of the two deadlines."""
+        """The earlier of `lapses_at` and `dead_process_deadline`."""
         return min(self.lapses_at, self.dead_process_deadline)
 
     @property

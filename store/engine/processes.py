@@ -15,7 +15,7 @@ from enum import Enum
 
 AT_ONCE = 0.05  # seconds in which deaths count as simultaneous
 # A failed machine kills few processes with leases. If eight seem to die at once, the network has failed, or a job has
-# ended, so no lease is ended early.
+# ended, so `gone_ttl` is ignored.
 MANY = 8
 
 

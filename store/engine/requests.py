@@ -182,7 +182,7 @@ class RequestExecutor:
         return messages.Counted(count=len(keys), revision=self._changes.revision)
 
     def _delete_older(self, request: messages.DeleteOlder) -> messages.DeletedOlder:
-        newest = self._keys.revision  # clients would reject a store whose reply has a later revision (S10)
+        newest = self._keys.revision  # with a later revision in a reply, clients would reject the store (S10)
         if request.revision is not None:
             newest = min(newest, request.revision)
         most, entries = self._state.writes_max, self._keys.entries
@@ -221,7 +221,7 @@ class RequestExecutor:
             values = self._state.check_branch(operations)
         except StoreError:
             for lease in granted:
-                self._changes.end_lease(lease, most=0)  # the new lease has no keys yet
+                self._changes.end_lease(lease, most=0)  # undo the grant: the lease has no keys yet
             raise
         results = tuple(map(self._changes.execute_operation, operations, values))
         return messages.TransactionResult(succeeded, results, self._changes.revision)

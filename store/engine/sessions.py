@@ -95,7 +95,7 @@ class Sessions:
         return len(self._sessions)
 
     def open_session(self, id: bytes, *, peer: int) -> tuple[Session, int | None] | None:
-        """Open a session for a connection; return it and its earlier connection, if any; None if there is no room."""
+        """Open or resume a session; return it and its earlier connection, if any; None if there is no room."""
         session = self._sessions.get(id)
         if session is None:
             if len(self._sessions) >= self._max:

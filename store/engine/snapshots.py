@@ -166,7 +166,7 @@ class Snapshots:
             self._own -= snapshot.bytes
 
     def keep_chunk_of(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:
-        """For snapshots, keep the index chunk of a changing key; return True if a snapshot may still read `before`."""
+        """For snapshots, keep a key's chunk if the index changes; return True if a snapshot may still read `before`."""
         newest = next(reversed(self.unread)).revision
         if index_changes:
             keys = self._keys

@@ -95,7 +95,7 @@ class StoreState:
     def check_limit(
         self, limit: str, amount: float, of: object = "", *, for_keys: Collection[str] = (), spare: int | None = None
     ) -> None:
-        """Refuse an amount above a limit. Keys that coordinate a run may exceed limits by `spare`."""
+        """Refuse an amount above a limit. Keys that coordinate a run may exceed it by `spare`; see `SPARE_SHARE`."""
         most = self.writes_max if limit == "writes_max" else getattr(self.limits, limit)
         if amount > most:
             room = most // SPARE_SHARE if spare is None else spare

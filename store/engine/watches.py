@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Watcher = tuple[int, int]  # a peer, and the id of its watch or wait
 
 CLOSED_AT_ONCE = 512  # watches of a closed peer removed in one step: 0.5 ms
-SWEPT_AT = 1024  # freed revisions whose empty entries the history's list may keep
+SWEPT_AT = 1024  # empty entries that the history's list keeps at most, or half of all
 WATCH_OVERHEAD = 1024  # bytes counted per watch, besides its prefix
 COMPARISONS_MOST = 131_072  # comparisons of changed keys with watched prefixes, per request: about 20 ms
 LONG_KEY = 1024  # characters of a key whose comparison takes twice as long as that of a short key
@@ -165,7 +165,7 @@ class Watches:
     def _watched_prefixes(self, key: str, beyond: int) -> list[str]:
         found = []
         group = self._group_of(key)
-        # A watched prefix too short to have a group is shorter than the group's name of each key that it matches.
+        # A watched prefix without a group is shorter than the name of any group whose keys it matches.
         for lengths, longest in (
             (self._sorted_lengths.get("", ()), len(key) if group is None else len(group) - 1),
             (self._sorted_lengths.get(group, ()) if group else (), len(key)),

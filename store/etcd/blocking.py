@@ -1,4 +1,4 @@
-"""The blocking twin of the etcd client, which runs in a thread.
+"""The blocking twin of the etcd client: it runs that client in a thread.
 
 A call that Ctrl-C or a signal's handler interrupts returns at once, and is cancelled in the thread.
 """

@@ -71,7 +71,7 @@ class Client(interface.Store):
     """The client of an etcd cluster, as `async with store.connect(url) as client`.
 
     `renew` reads the files of certificates again before each connection, and returns the context. `password` may be a
-    function, called again after a rejected login. The user must be allowed to write under the prefix `receipts`.
+    function, called again after a rejected login. `receipts` is a key prefix; the user needs write permission under it.
     Clients of one event loop with the same `shared_as` share a connection; their other arguments must be equal.
     """
 
@@ -81,7 +81,7 @@ class Client(interface.Store):
     fail_over: float = 2.0  # etcd replaces a lost leader after 1 to 2 s by default
     observed_address: str | None = None
     end_addresses: tuple[str, str] | None = None
-    server: str = ""  # the id of the member that answered; "another" if `end_addresses` are of another member
+    server: str = ""  # the id of the member that answered; "another" if `end_addresses` lead to another member
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-TOKENS_MOST = 3  # the tokens that one request may try before it fails
+TOKENS_MOST = 3  # a request fails at the first rejected token after this many
 
 
 class Login:
@@ -56,7 +56,7 @@ class Login:
                 raise AuthenticationError(str(error)) from None
             except AuthenticationError:
                 before, password = password, self._read_password()
-                if password == before:  # otherwise the changed password is tried
+                if password == before:  # if it has changed, try the new one
                     raise
             else:
                 return str(reply.token)
@@ -65,7 +65,7 @@ class Login:
         return self._password() if callable(self._password) else self._password
 
     def forget_rejected_token(self, failure: Failure, token: str | None, tokens: int) -> None:
-        """Forget a rejected token, so that the next request logs in; `AuthenticationError` after too many `tokens`."""
+        """Forget a rejected token; the next attempt logs in. Raise `AuthenticationError` after too many `tokens`."""
         if failure.trouble is not FailureKind.TOKEN:
             return
         if self._user is None:

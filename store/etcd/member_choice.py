@@ -1,4 +1,4 @@
-"""Chooses the member that a client tries next, and checks that the cluster is still the one met first (S10)."""
+"""Chooses the member that a client tries next, and checks that the cluster is still the same one (S10)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from store.etcd.rpc import etcd_pb2 as pb
 
-PAUSE_FIRST = 0.02  # seconds; the limit of the first pause between attempts
+PAUSE_FIRST = 0.02  # seconds; the longest first pause between attempts
 PAUSE_GROWTH = 1.6  # the factor by which the longest pause grows per attempt
 PAUSE_MOST = 5.0  # seconds; the longest pause if the cluster is silent or without a leader
 PAUSE_MOST_UNREACHED = 1.0  # seconds; the longest pause if no member can be reached
@@ -49,7 +49,7 @@ class MemberChoice:
         return len(self._failing) == len(self._members)
 
     def choose_member(self) -> int:
-        """Choose a random member that does not fail; if all fail, any but the last one."""
+        """Choose a random member that is not failing; if all are, any but the previous choice."""
         healthy = [place for place in self._members if place not in self._failing]
         others = [place for place in self._members if place != self.place]
         candidates = healthy or others or [self.place]
@@ -57,17 +57,17 @@ class MemberChoice:
         return self.place
 
     def forget_failures(self) -> None:
-        """Forget which members have failed, unless all have."""
+        """Let failed members be chosen again, unless all have failed."""
         if not self.all_fail:
             self._failing.clear()
 
     def note_problem(self, place: int, failure: Failure) -> None:
         """Note a member's problem."""
-        if not (failure.silent and place in self._failing):  # silence does not replace a failing member's reason
+        if not (failure.silent and place in self._failing):  # a failing member's reason outlasts its silence
             self.problem = str(failure)
 
     def note_failure(self, place: int, failure: Failure, now: float) -> None:
-        """Note a member's failure, and set `try_at`, with the shortest pause until every member was tried."""
+        """Note a member's failure, and set `try_at`. The pause grows only after as many failures as members."""
         self.note_problem(place, failure)
         was_in_reach = not self.all_fail
         self._failing.add(place)
@@ -93,7 +93,7 @@ class MemberChoice:
         return self._rng.uniform(0.5, 1.5) * seconds
 
     def pause_before_retry(self, failures: int) -> float:
-        """Return the seconds before another attempt at a request; 0 before the second attempt."""
+        """Return a random pause before another attempt at a request; 0 if `failures` is 0."""
         return self._rng.uniform(0, pause_after_failures(failures)) if failures > 0 else 0.0
 
 
@@ -109,7 +109,7 @@ class ClusterIdentity:
     def check_header(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
         """Note a member's answer; raise `StoreReplaced` if it is from another cluster.
 
-        A cluster whose data was deleted keeps its id, which is made from its addresses, but its revisions begin anew.
+        A cluster whose data was deleted keeps its id, which is made from its addresses, but its revisions restart.
         `floor` is a revision known before the request: only a cluster without its data answers with a lower one.
         """
         cluster_id, revision = f"{header.cluster_id:x}", header.revision

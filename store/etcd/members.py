@@ -1,8 +1,8 @@
 """One client's requests to an etcd cluster, over one connection to any member that answers.
 
-**Members.** After a failed attempt, this client and its watches move to another member (`MemberChoice`) once it
-has answered a read through the consensus. Every few minutes the client chooses a member anew: otherwise all clients
-would stay at one member after a rolling restart.
+**Members.** After a failed attempt, this client and its watches move to a member (`MemberChoice`) that answers a
+linearizable read. Every few minutes the client chooses a member anew: otherwise all clients would stay at one member
+after a rolling restart.
 
 **Without a leader** every member rejects requests. While all members fail, the callers share one attempt at a time, and
 the pauses between attempts grow, to keep the load low.
@@ -60,7 +60,7 @@ class MaybeDone:
 
 
 class Members:
-    """The members of a cluster; `probe` is a read through the consensus that the user is permitted to make."""
+    """The members of a cluster; `probe` is a linearizable read that the user is permitted to make."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Members:
         return await connection.ask(method, asked, token=token, limit=limit)
 
     async def current_revision(self, deadline: float) -> int:
-        """Return the store's revision, read through the consensus."""
+        """Return the store's revision, by a linearizable read."""
         reply = await self.ask("KV/Range", self._probe_fields, deadline=deadline, what="a question")
         return int(reply.header.revision)
 
@@ -239,7 +239,8 @@ class Members:
                 self.login.forget_rejected_token(failure, token, tokens)
                 failures += 1
                 told = told if failure.silent else str(failure)
-                # If a silent member answers other requests, it is only busy: leave it only at the second failure.
+                # A silent member that answers other requests is only busy: leave it at the second failure, and
+                # only if there is another member.
                 patient = failures == 1 or self.choice.is_single
                 if not (failure.silent and patient and connection.heard_at > asked_at):
                     await self.replace_connection(connection, failure)

@@ -32,7 +32,7 @@ class Reads:
     async def read(
         self, guard: Sequence[Condition], asked: Asked, deadline: float, *, revision: int = 0
     ) -> tuple[Ranges, int]:
-        """Return ranges at `revision`; with 0, the present ranges, or raise `ConditionFailed` if `guard` is false."""
+        """Return ranges at `revision`; if 0, check `guard` (`ConditionFailed`), and return the present ranges."""
         if revision:
             guard, asked = (), [{**each, "revision": revision} for each in asked]
         if not guard and len(asked) == 1:

@@ -39,7 +39,7 @@ class WriteReceipts:
         self._taking = asyncio.Lock()
 
     async def acquire(self, deadline: float, *, on: int | None = None) -> Receipt:
-        """Return an unused receipt; `on` is the lease that the write has granted for its keys, if any."""
+        """Return an unused receipt; `on` is a lease that this client grants for the write's keys."""
         if on is None:
             on = await self._get_own_lease(deadline)
         elif on != self.writers_lease:
@@ -59,7 +59,7 @@ class WriteReceipts:
         return self.lease
 
     def release(self, receipt: Receipt) -> None:
-        """Make a receipt available again, if its revision is known; any other receipt expires with its lease."""
+        """Make a receipt of known revision available again, unless its lease was replaced; then it expires."""
         if receipt.lease in (self.lease, self.writers_lease):
             self._free[receipt.lease].append(receipt)
 
@@ -73,7 +73,7 @@ class WriteReceipts:
         self._free.pop(lease or 0, None)
 
     async def delete_all(self) -> None:
-        """Delete all receipts."""
+        """Delete the receipts on their own lease."""
         lease, self.lease = self.lease, None
         if lease is not None and self._members.connected:
             await revoke(self._members, lease, anyio.current_time() + HANG_UP_WITHIN)

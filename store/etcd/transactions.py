@@ -102,7 +102,7 @@ class Plan:
     rests_on: tuple[Condition, ...]
     succeeded: bool  # True if the write's conditions hold
     sums: Mapping[int, int] = field(default_factory=dict)  # result of each `Add` and `Append`, by index of its put
-    assumed: frozenset[int] = frozenset()  # leases that are not granted, as their keys are assumed to exist
+    assumed: frozenset[int] = frozenset()  # leases not granted at first, as keys on them are assumed to exist
 
     @property
     def changes_keys(self) -> bool:

@@ -1,7 +1,8 @@
 """A write to an etcd cluster: repeated until it is answered, and done once.
 
-**Leases of a transaction** are granted just before it, except leases on which it only creates keys: usually such a key
-exists already, with its lease. If the key is missing, etcd only reports a missing lease, which is then granted.
+**Leases of a transaction** are granted just before it, except leases on which it creates keys: usually such a key
+exists already, with its lease. If the key or lease is missing, etcd changes nothing, and the next attempt grants
+the lease.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class WriteAttempts:
         self._request, self._deadline, self._doubt = request, deadline, doubt
         chosen = request.grants if isinstance(request, Transact) else ()
         self._to_grant = {grant.id: grant.ttl for grant in chosen if grant.id}
-        self._passing: set[int] = set()  # ids of leases that were made for one put with a `ttl` each
+        self._passing: set[int] = set()  # ids of the leases made here, one per put with a `ttl`
         write = normalize(request, guard)
         puts = [each.lease for each in (*write.then, *write.otherwise) if isinstance(each, Put) and each.lease]
         own = (lease for lease in puts if lease in self._to_grant or lease == receipts.writers_lease)

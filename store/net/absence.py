@@ -1,4 +1,4 @@
-"""Logs that a store cannot be reached while calls wait for it; only the oldest call of a process logs."""
+"""Logs that a store cannot be reached while calls wait for it; only a process's oldest call to a store logs."""
 
 from __future__ import annotations
 

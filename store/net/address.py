@@ -16,7 +16,7 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def token_bytes(token: object) -> bytes | None:
-    """Return a token as bytes, or None; raise `StoreUsageError` for other types, and for text without bytes."""
+    """Return a token as bytes, or None; raise `StoreUsageError` for other types, and for unencodable text."""
     if not isinstance(token, str | bytes | None):
         raise StoreUsageError(f"the token is of type {type(token).__name__}; give str or bytes")
     try:

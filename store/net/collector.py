@@ -1,7 +1,7 @@
 """Keeps Python's garbage collector from stopping a server for long (promise S11).
 
 A full collection takes 110 ms with 300,000 keys, and a store's data has no cycles. So objects that survived a
-collection are hidden from later collections ("frozen"), until `collect_frozen` collects them, too.
+collection of an older generation are hidden from later ones ("frozen"), until `collect_frozen` collects them, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GROWTH = 200_000  # `collect_frozen` searches for cycles after so many newly frozen objects
+GROWTH = 200_000  # `collect_frozen` searches for cycles after this many newly frozen objects
 
 _looked_at = 0  # the number of frozen objects after the last search for cycles
 

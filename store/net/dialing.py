@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from store.net.address import Address
 
 FOUND_WITHIN: Final = 3.0  # seconds for all name lookups
-ELSEWHERE: Final = "another"  # stands for the id of any host but the first
+ELSEWHERE: Final = "another"  # stands for the unknown id of any host but the first
 
-Ends: TypeAlias = tuple[str, str]  # the two ends of a route: the addresses of this machine, and of a cluster's member
+Ends: TypeAlias = tuple[str, str]  # the addresses of a route's ends: this machine, and a cluster's member
 
 Dial: TypeAlias = "Callable[[Callable[[], asyncio.Protocol]], Awaitable[tuple[asyncio.Transport, asyncio.Protocol]]]"
 """A function that connects, and returns the result of `loop.create_connection`."""
@@ -74,7 +74,7 @@ class TcpDialer:
 
 
 async def find_route(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:
-    """Return the route to the first host, and `server`; if it is this machine, a route to another, and `ELSEWHERE`."""
+    """Return the first route that leaves this machine, else the first; and `server`, or `ELSEWHERE` for later hosts."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
         for place, (host, port) in enumerate(hosts):

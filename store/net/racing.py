@@ -126,7 +126,7 @@ class Addresses:
     def note_success(self, address: Any) -> None:
         """Note that a connection to this address was made."""
         self._has_worked = True
-        tried = self._standing.copy()  # atomic, for other threads
+        tried = self._standing.copy()  # atomic: other threads may change it
         self._standing = {one: standing for one, standing in tried.items() if standing != WORKED}
         self._standing[address] = WORKED
 

@@ -28,7 +28,7 @@ SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: unsent bytes
 TCP_INFO_PROBES = 3  # <linux/tcp.h>: the offset in tcp_info of the number of unanswered probes
 SO_MEMINFO = 55  # <asm-generic/socket.h>: the memory that a socket uses
 MEMINFO_BYTES = 4  # the size of SO_MEMINFO's first number: the memory of received data
-PROBES_ANSWERED = 1  # if more TCP probes than this are unanswered, the peer is dead
+PROBES_ANSWERED = 1  # with more unanswered TCP probes, the peer counts as dead
 PASSED_ON = sys.platform == "linux"  # True if accepted connections inherit their listener's options
 SYSTEM_TELLS = sys.platform == "linux"  # True if the system tells how many bytes are not acknowledged
 LISTEN_ATTEMPTS = 5  # attempts to find one port that is free on several addresses
@@ -93,7 +93,7 @@ def unacknowledged(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
 
 
 def _queued_bytes(sock: Any) -> tuple[int, int]:
-    """Return the unacknowledged and the unsent bytes; if probes are unanswered, all bytes count as sent."""
+    """Return the sent, unacknowledged bytes, and the unsent ones; if the peer counts as dead, all count as sent."""
     held = unsent = 0
     with SystemErrorsSuppressed(OSError, ValueError):  # the socket is closed, or the system is not Linux
         held, unsent = (

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     Secret: TypeAlias = bytes | Callable[[], bytes | None] | None
 
-FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # a client's limit until the welcome has the server's
+FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # a client's limit until the welcome tells the server's
 
 LIMITS_TOLD = ("operations_max", "writes_max", "session_replies_max", "lease_ttl_max")
 """The limits in a welcome that the client applies itself."""
@@ -282,7 +282,7 @@ class ClientConnection:
         return wire.decode_opening(body, Greeting)
 
     def single_answer(self, data: bytes, item: InFlight) -> Response | None:
-        """Return the answer to `item` if the bytes are exactly that; otherwise None, and the caller calls `receive`."""
+        """Return the answer to `item` if the bytes are exactly its frame; else None, and the caller calls `receive`."""
         body = None if self.welcomed is None else self._reader.single_frame(data)
         if body is None:
             return None

@@ -34,7 +34,7 @@ _EXTENSIONS = (0xC7, 0xC8, 0xC9)  # extensions have a byte for their type after 
 _MAPS = (0xDE, 0xDF)
 _EMPTY = (0x80, 0x90)
 COUNTED_AT_ONCE = 8192  # elements between two pauses: about 1.5 ms
-EMPTY_MAX = 8  # the most empty arrays and maps, which cost most per byte; a message has up to four
+EMPTY_MAX = 8  # the most empty arrays and maps, which cost most per byte; a valid message has up to four
 
 
 def count_elements(body: memoryview | bytes, most: int) -> Generator[None, None, int]:

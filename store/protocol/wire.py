@@ -68,7 +68,7 @@ def _pack(fields: object) -> bytes:
         packer = msgpack.Packer()
     packed: bytes = packer.pack(fields)
     if len(packed) <= PACKER_BYTES:  # reuse the packer only if its buffer has not grown
-        _idle_packers.append(packer)  # not after an error: the packer may hold a part
+        _idle_packers.append(packer)  # after an error, it may hold part of an array
     return packed
 
 
@@ -174,12 +174,12 @@ def encode_opening(said: Greeting | Hello | Welcome) -> bytes:
 
 
 def encode_rejection(rejection: Rejection) -> bytes:
-    """Return a refusal as a frame."""
+    """Return a rejection as a frame."""
     return frame(_pack((SORRY, *rejection)))
 
 
 def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Rejection:
-    """Decode a greeting, hello or welcome, as `kind` says, or a server's refusal."""
+    """Decode a greeting, hello or welcome, as `kind` says, or a server's rejection."""
     fields = _unpack_frame(body, _unpack_opening)
     if fields[0] == SORRY and kind is not Hello:
         return _decode_rejection(fields)

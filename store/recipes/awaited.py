@@ -119,7 +119,7 @@ def lock(
 
     Raises:
         StoreTimeoutError: The lock was not free in time, or the store did not answer.
-        LeaseNotFound: The lock was lost; an awaiting holder is cancelled first.
+        LeaseNotFound: The lock was lost; an async block is cancelled first.
     """
     return _hold_place_in_queue(store, name, f"the lock {brief(name)} was not free", "w", value, ttl, terms)
 

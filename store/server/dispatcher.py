@@ -33,7 +33,7 @@ AT_ONCE = 64  # notifications that are queued before other peers have a turn
 CAUGHT_UP_AT_ONCE = 1024  # a peer's requests wait while it has more pending notifications than this
 WRITTEN_AT_ONCE = 16  # peers written to before the clock is read again
 BYTES_AT_ONCE = 2 * 1024 * 1024  # bytes written before the clock is read again: 1 ms
-POSTPONED_MOST = 64  # requests wait while this many changes have postponed waits
+POSTPONED_MOST = 64  # requests wait while this many changes have `Wait` requests to check
 ANNOUNCEMENTS_MOST = 256  # requests wait while this many changes have pending notifications
 
 
@@ -95,7 +95,7 @@ class Dispatcher:
             match delivery:
                 case Delivery(watches=watches, events=events):
                     encoded = self._encode_events(events)
-                    if opening:  # a watch opens in steps, each of which waits for a nearly empty outbox
+                    if opening:  # send without a limit: each step of opening awaits a nearly empty outbox
                         for peer_id, watch_ids in watches.items():
                             for watch_id in watch_ids:
                                 self.send(self._peers.by_id[peer_id], _events_frame(watch_id, encoded))
@@ -114,7 +114,7 @@ class Dispatcher:
         if sum(map(len, by_peer.values())) <= AT_ONCE:
             late = {peer_id: items for peer_id, items in by_peer.items() if self.is_behind(peer_id)}
             for peer_id, items in by_peer.items():
-                # A closed peer's watches may not be removed yet.
+                # A closed peer may still have watches.
                 if peer_id not in late and (peer := self._peers.by_id.get(peer_id)) is not None:
                     self._notify_all_now(peer)
                     for what in items:

@@ -70,7 +70,7 @@ class Durability:
         return self.is_queue_full or self.pending_commits.lets_small_steps_pass
 
     def must_wait(self, request: Request[Any], *, has_more: bool) -> bool:
-        """Return whether a request must wait for the disk; `has_more`: earlier replies to the same peer wait for it."""
+        """Return whether a request must wait for the disk; `has_more`: earlier replies to the peer also wait."""
         if not self.pending_commits.bytes:
             return False
         if self.is_queue_full and has_more:
@@ -156,7 +156,7 @@ class Durability:
                 await anyio.sleep(TRY_AGAIN_AFTER)
         engine.read_only = None
         self.start()
-        self.record_changes()  # hand over the sessions that were opened meanwhile
+        self.record_changes()  # record the sessions opened meanwhile
         await self._wait_for_disk_room(journal, why)
 
     async def _wait_for_disk_room(self, journal: Journal, why: str) -> None:

@@ -10,7 +10,7 @@ When a write fails, the group is rolled back; then the error decides:
 
 - If another program holds SQLite's lock, the writer waits for it.
 - If SQLite refuses a row for its content, such as its size, the group's steps before that row are written
-  (`_write_group`), the kept reply to the row's step becomes the error, and the journal stops.
+  (`_write_group`), the error is stored as the reply to the row's step, and the journal stops.
 - If the disk is full, SQLite's log is emptied into the database, which holds each page once. If that is not enough, the
   steps before the first one that does not fit are written, and the journal stops.
 - After other errors, the journal stops, and the server returns to the disk's state (`durability`).
@@ -111,7 +111,7 @@ class Journal:
         self.log_bytes: int = 0
         self.only_deletes: bool = False  # only deletes, and a few keys that coordinate a run, are written
         self.short_of_room: bool = False  # large writes are refused, so all unused pages are returned to the disk
-        self.answered: bool = False  # a step's content was refused, and its kept reply is the error
+        self.answered: bool = False  # a step's content was refused, and the error is stored as its reply
         self._lock_file = take_lock(Path(directory))
         close_in_children(self, self._lock_file)  # so that a forked child does not keep the lock
         try:
@@ -147,9 +147,9 @@ class Journal:
         return database
 
     def load(self) -> SavedStore:
-        """Return the store on the disk; StoreUsageError if the file is damaged. The writer thread must not run."""
+        """Return the store on the disk; `StoreUsageError` if the file is damaged. The writer thread must not run."""
         with self._wake:
-            self._pending.clear()  # pending facts may depend on lost writes
+            self._pending.clear()  # pending changes may depend on lost writes
         with explaining_errors(self._path):
             with contextlib.closing(self._open_read_only()) as database:
                 saved = rows.load_store(database)
@@ -159,7 +159,7 @@ class Journal:
         return saved
 
     def append(self, facts: ChangeSet) -> int:
-        """Add a step's facts to the next group; return the step's number."""
+        """Add a step's changes to the next group; return the step's number."""
         with self._wake:
             self.appended += 1
             self._pending.append(facts)
@@ -176,7 +176,7 @@ class Journal:
         self._thread.start()
 
     def stop(self, *, within: float | None = None) -> bool:
-        """Write pending facts and end the writer; return False if the disk hangs for longer than `within`."""
+        """Write pending changes and end the writer; return False if the disk hangs for longer than `within`."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -203,7 +203,7 @@ class Journal:
         """Return whether other writes than deletes are possible."""
         least = max(RESERVE_BYTES, self._grows + DELETES_BYTES)
         if self.only_deletes and self._reserve.allocate(least + MARGIN_BYTES):
-            self.only_deletes = not self._reserve.allocate(least)  # shrink the reserve: the margin is for other writes
+            self.only_deletes = not self._reserve.allocate(least)  # free the margin, for other writes
         return not self.only_deletes
 
     def write_bytes_max(self) -> int:
@@ -212,7 +212,7 @@ class Journal:
         return min(free // 2, (free + self._free_bytes) // 4)
 
     def coordination_bytes_per_second(self) -> int:
-        """Return how many bytes per second keys that coordinate a run may write while `only_deletes`."""
+        """Return how many bytes per second may go to keys that coordinate a run, while `only_deletes`."""
         room = free_bytes(self._directory) + self._reserve.bytes - self._grows - DELETES_BYTES * 5 // 8
         return max(room, 0) // 4
 
@@ -232,7 +232,7 @@ class Journal:
         return True
 
     def close(self, *, within: float | None = None) -> None:
-        """Write pending facts, and release the directory; do nothing in a forked child.
+        """Write pending changes, and release the directory; do nothing in a forked child.
 
         If the disk hangs for longer than `within`, the directory stays locked until the process ends.
         """
@@ -260,7 +260,7 @@ class Journal:
                 return
 
     def _take_group(self) -> tuple[list[ChangeSet], int] | None:
-        """Wait for facts, and tidy up meanwhile. Return a group and its last number; None once the journal stops."""
+        """Wait for changes, and shrink files meanwhile. Return a group and its last number; None after `stop`."""
         while True:
             with self._wake:
                 self._wake.wait_for(self._has_work, IDLE_SECONDS if self._untidy or self.short_of_room else None)

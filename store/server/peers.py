@@ -28,7 +28,7 @@ class Peers:
         self.outboxes_kept_back: int = limits.outbox_bytes_max
 
     def close_with_rejection(self, peer: Peer, rejection: Rejection) -> None:
-        """Close a peer's connection."""
+        """Send a rejection to a peer, and disconnect it."""
         if not peer.gone:
             self.table.count_refusal("%s is disconnected: %s", peer.name, rejection.message)
             peer.refuse(rejection)

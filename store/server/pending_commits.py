@@ -29,7 +29,7 @@ class PendingCommits:
         self.revision: int = revision  # the store's revision after the last step on disk
         self.appended: int = durable  # the number of the last step in the journal
         self.bytes: int = 0
-        self._steps: OrderedDict[int, tuple[int, int, ChangeSet]] = OrderedDict()  # each step's bytes, revision, facts
+        self._steps: OrderedDict[int, tuple[int, int, ChangeSet]] = OrderedDict()  # by step: bytes, revision, changes
         self._last_revision = revision
         self._changed: dict[str | int, int] = {}  # by key or lease: the last step that changed it
         self._last_small = self._last_large = durable  # numbers of steps

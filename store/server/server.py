@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 WARN_EVERY = 5.0  # seconds between checks of the limits
-LOOK_EVERY = 0.1  # seconds; leases lapse at most this late. A third of `leases.STALL_AFTER`.
+LOOK_EVERY = 0.1  # seconds; leases lapse at most this late. Keep well below `leases.STALL_AFTER`.
 LOOK_LEAST = 0.001  # seconds; a shorter sleep may be below the clock's resolution
 SPEAKS_TLS = Rejection("protocol", "this port speaks TLS, and the client does not: use tcps:// with ca=")
 
@@ -124,7 +124,7 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """The number of connected clients."""
+        """The number of peers, unauthenticated ones included."""
         return len(self._peers.by_id)
 
     def protocol(self, *, is_internal: bool = False) -> Peer:
@@ -194,7 +194,7 @@ class Server:
         # Two passes of the event loop read every socket, so that a keep-alive that has arrived counts.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
-        # First hear peers that wait for a turn: after a reconnect, they may renew their old connection's leases.
+        # First serve peers that wait for a turn: after a reconnect, they may renew their old connection's leases.
         await self._scheduler.wait_for_first_turns()
         if not self._may_expire_leases():
             return
@@ -205,7 +205,7 @@ class Server:
         self._scheduler.dispatcher.flush()
 
     def _may_expire_leases(self) -> bool:
-        """Return whether leases may lapse now: the journal can write, and no keep-alive waits for a slow disk."""
+        """Return whether leases may lapse now: no shutdown, a working journal, no keep-alive waiting for the disk."""
         return self._engine.read_only is None and not self._handshakes.leaving and not self._durability.is_overloaded
 
     def _close_silent_peers(self, now: float) -> None:

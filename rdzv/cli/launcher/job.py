@@ -82,7 +82,7 @@ def _parse_exit_codes(text: str) -> dict[ExitAction, int]:
 
 
 def _option(named: str, kind: Callable[[str], Any] | None, help: str, default: Any = None, without: Any = None) -> Any:
-    """Make a field of an option; `without` replaces `default` as the value if the option is not given."""
+    """Make a field of an option; `default` is for the command line, `without` (else `default`) for `Job`."""
     by = option(named, kind, help, default=default)
     return field(default=default if without is None else without, metadata={"by": by})
 
@@ -216,7 +216,7 @@ def _process_count_of(participant: Participant) -> int:
 
 
 def environment_of(job: Job, info: RendezvousInfo, place: Ranks, *, local_rank: int, restarts: int) -> dict[str, str]:
-    """Return a process's environment variables, except those with paths; `rdzv.connect` reads none as a parameter."""
+    """Return a process's environment variables, except paths; `rdzv.connect` reads none of them as parameters."""
     host, port = info.bootstrap_address
     return {
         "RANK": str(place.first_rank + local_rank),

@@ -93,7 +93,7 @@ class JobRound:
         self._passed_on: set[int] = set()
         self._loop = asyncio.get_running_loop()
         self.monitor: RoundMonitor = RoundMonitor(handler.node, membership, self._on_round_end, finished=SUCCEEDED)
-        self.achieved: bool = False  # the job has written a checkpoint or reported a second step in this round
+        self.achieved: bool = False  # the job has written a checkpoint or begun its second step in this round
         self.failed: tuple[str, int] | None = None  # a description of this node's failed process, and the exit status
 
     async def run(self) -> Outcome | signal.Signals:
@@ -219,7 +219,7 @@ class JobRound:
         return self._job.on_change is OnChange.USR1
 
     async def _begin_wait(self, wished: Wished, wait: CheckpointWait | None) -> CheckpointWait | None:
-        """Begin or continue a wait for a checkpoint; a drain limits the wait to the time that the drain has left."""
+        """Begin, continue or cancel a wait for a checkpoint; a drain limits it to the seconds that the drain leaves."""
         why = self._rejoin_reason(wished)
         if why is None:
             gone = isinstance(wished, NodesWaiting) and wait is not None and isinstance(wait.wished, NodesWaiting)

@@ -53,7 +53,7 @@ AGAIN: Final = "again after a second: at once"
 FILES_NEEDED: Final = 40  # the open files that a launcher needs to host the store
 FILES_OF_PROCESS: Final = 5
 REAPS_EVERY: Final = 1.0  # seconds between searches for ended orphans
-PAIR_WITHIN: Final = 0.002  # seconds between two signals that a supervisor sends at once
+PAIR_WITHIN: Final = 0.002  # seconds, at most, between two signals that a supervisor sends together
 NO_SIGNAL: Final = 0
 PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -91,7 +91,7 @@ class _Launcher:
         self._tally = RunTally()
         self._signal: signal.Signals | None = None
         self._wish = SignalFilter()
-        self._scope = anyio.CancelScope()  # a signal cancels this scope
+        self._scope = anyio.CancelScope()  # a signal to stop cancels this scope
         self._drains = asyncio.Event()
         self._round: JobRound | None = None
         self._connected: Handler | None = None
@@ -151,7 +151,7 @@ class _Launcher:
             os._exit(SIGNALLED + number)
         if self._signal is not None or (self._drains.is_set() and not is_new):
             return
-        if self._round is not None and not is_new:  # the processes got SIGHUP or SIGQUIT in the last second
+        if self._round is not None and not is_new:  # SIGHUP or SIGQUIT was just passed on: send no second signal
             self._round.ask_to_end(NO_SIGNAL)
         self._stop_and_say_so(number)
 
@@ -205,7 +205,7 @@ class _Launcher:
             log.warning("%s came while no process was running: nothing was passed on", number.name)
 
     async def _run_rounds_and_answer(self, handler: Handler) -> int:
-        await handler.is_closed()  # connects to the store; questions are answered later
+        await handler.is_closed()  # connects to the store, which the next lines need
         with anyio.move_on_after(ANSWERED_WITHIN), contextlib.suppress(RendezvousError):
             if not handler.hosts_store and (host := await handler.store_host()):
                 level = logging.INFO if host.startswith(f"run {handler.run_id}, ") else logging.WARNING
@@ -287,7 +287,7 @@ class _Launcher:
             current.monitor.stop()
             with anyio.CancelScope(shield=True):
                 if not isinstance(outcome, Outcome):
-                    # A signal or a defect in this launcher has ended the round: no other node must be blamed.
+                    # A signal or a defect in this launcher has ended the round: say so, or another node is blamed.
                     await current.report_end()
                 await current.stop_processes(self._signal or signal.SIGTERM)
                 self._round = None

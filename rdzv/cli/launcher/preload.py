@@ -187,7 +187,7 @@ class PreloadServer:
                     return ForkedWorker(reading, int.from_bytes(pid, sys.byteorder))
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)  # `Process.kill` may reap the process, and asyncio warn
+                os.kill(self._process.pid, signal.SIGKILL)  # `Process.kill` may reap the process; asyncio then warns
         self._is_ready = False
         _warn_no_preload(self._modules, "the process that has imported them was ended, or forks none")
         return None

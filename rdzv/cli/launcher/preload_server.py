@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 READY = b"ready\n"
 FILES = 5  # files sent with each request
-REQUEST_BYTES_MAX = 16 * 1024 * 1024  # above Linux's limit for environment and arguments: a quarter of an 8 MiB stack
+REQUEST_BYTES_MAX = 16 * 1024 * 1024  # above Linux's limit for environment and arguments, a quarter of an 8 MiB stack
 
 
 def serve(requests: socket.socket, folder: str, modules: list[str], standby: int, signals: str) -> Prepare:
@@ -93,7 +93,7 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
         os.dup2(stream, number)
         os.close(stream)
     guard.fork_guarded(control, wanted["files"], report=report)
-    # `fork_guarded` restores the default signals. Python itself changes three of them at its start: do the same.
+    # `fork_guarded` restores the default signal actions. Python changes three of them at its start: do the same.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):

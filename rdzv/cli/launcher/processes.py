@@ -231,7 +231,7 @@ class _Relay(threading.Thread):
             self._write_or_drop(self._to, data, "standard output" if self._to == 1 else "standard error")
 
     def _write_or_drop(self, file: int, data: bytes, name: str) -> None:
-        """Write data; on a full disk drop it, which must neither end a healthy process nor hide its other output."""
+        """Write data, or drop it: a full disk must neither end a healthy process nor hide its other output."""
         try:
             write_all(file, data)
         except BrokenPipeError:

@@ -30,7 +30,7 @@ LOOK_EVERY: Final = 0.02
 
 
 class WorkerStacks:
-    """The files to which one node's processes write their stacks, in an empty folder."""
+    """The files to which one node's processes write their stacks, in the launcher's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._startup = folder / "startup"

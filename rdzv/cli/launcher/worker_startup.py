@@ -2,8 +2,9 @@
 
 `rdzv run` puts a copy of this file, as `sitecustomize.py`, first in PYTHONPATH, so every Python interpreter imports it.
 The copy opens a file in `RDZV_STACKS_DIR` and registers a handler of SIGNAL, in C, which writes the stacks of all
-threads to that file, even if Python is blocked. Then the copy locks the file. By the lock, which ends with the process
-or at an `exec`, the launcher sees that the process handles the signal, and its pid in the launcher's namespace.
+threads to that file, even if Python is blocked. Then the copy locks the file. The lock shows the launcher that the
+process handles the signal, and the process's pid in the launcher's namespace. The lock ends with the process or at an
+`exec`.
 
 A user's own `sitecustomize` is imported after this one. The processes may run any version of Python, so this file keeps
 to old syntax and the standard library, and never fails.

@@ -4,8 +4,8 @@ A node that connects to the next store writes a record of its knowledge (`LostSt
 record that outranks the node's. The record's settings, bans and closing apply before the next store's first round.
 
 Some members of the lost store's last round may still work while others meet in the next store. So the next store's
-first round waits for all members of that last round, except those in the process that served the lost store, but at
-most for `ttl`: by then, a cut-off member has stopped.
+first round waits for all remaining members of that round, except those in the process that served the lost store, but
+for at most `ttl`: by then, a cut-off member has stopped.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _count_gone(round: Round, head: Head) -> int:
     if gone != len(named):
         return gone  # unnamed members may be the ones in `hosted`: do not count them twice
     if now is not None:
-        named |= {node_id for node_id in now.departed_ids if node_id in head.drains}  # drained nodes do not move
+        named |= {node_id for node_id in now.departed_ids if node_id in head.drains}  # drained nodes leave the run
     # In a large round, `rank_of` returns None, so only `last_round` shows that a node was a member.
     others = [one for node_id, one in head.hosted.items() if node_id not in named]
     return len(named) + sum(

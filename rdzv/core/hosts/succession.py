@@ -1,11 +1,12 @@
 """When a process may serve the store of a URL that lists several hosts: at most one at any moment.
 
 A kernel refuses a connection only if no process listens. So a process that wants to serve first listens, as a
-candidate, and then asks all other hosts. The candidate serves once each other host has refused the connection, or has
-answered that its store has ended. Two processes cannot both serve: the process that listened later reaches the other.
-Silence proves nothing: a host that does not answer may still serve.
+candidate, and then asks all other hosts. The candidate serves once each other host has refused the connection, has
+answered that its store has ended, or was reported lost by an operator. Two processes cannot both serve: the process
+that listened later reaches the other. Silence proves nothing: a host that does not answer may still serve.
 
-A candidate gives up if it finds a serving store, or a candidate earlier in the list. It waits for later ones to do so.
+A candidate gives up if it finds a serving store, or a candidate earlier in the list. It waits until later
+candidates have given up.
 """
 
 from __future__ import annotations
@@ -41,5 +42,5 @@ class Candidacy(NamedTuple):
         return self._replace(proven=self.proven | {host}) if answer in PROOFS else self
 
     def possible_hosts(self, hosts: int) -> list[int]:
-        """Return the places in the list of `hosts` that may still serve; if none, the candidate may serve."""
+        """Return the places, of `hosts` places, that may still serve; if none, the candidate may serve."""
         return [host for host in range(hosts) if host != self.place and host not in self.proven]

@@ -104,7 +104,7 @@ def _keep_member_times(before: dict[str, Any] | None, now: dict[str, Any]) -> di
 
 
 def server_sent_event(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
-    """Return a page's next server-sent event: at first the state, then the changes, or a `beat` without any."""
+    """Return a page's next server-sent event: at first the state, then the changes, or a `beat` without changes."""
     at, told = round(now["now"], 2), now if before is None else page_changes(before, now)
     if not told:
         return f"event: beat\ndata: {at}\n\n".encode()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.stuck.step_log import StepNote
 
-FRESH_PART = 0.5  # a member that began a step within this share of `stall_timeout` makes progress
+FRESH_PART = 0.5  # a member that began a step within this share of the limit makes progress
 
 AWAY_AFTER = 1.0  # seconds that a keep-alive may be late before its member counts as disconnected
 

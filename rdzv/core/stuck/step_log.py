@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import SupportsIndex
 
-FINISHED: Final = -1  # `StepNote.round` of a member that has finished
+FINISHED: Final = -1  # `StepNote.round` of a member that has finished, or reports no steps
 WAITS_AFTER: Final = 0.5  # seconds; shorter waits for peers are not reported
 LABEL_BYTES_MOST: Final = 64  # limit of `StepNote.what`, as a note has at most 128 bytes
 
@@ -38,7 +38,7 @@ class StepNote(Stored, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class _WaitMark:
-    """One wait of a member. Each `get` of a shared store makes one, and a generator would be far slower."""
+    """One wait of a member. Each `get` of a shared store makes one; as a generator, it would be far slower."""
 
     beats: StepLog
     what: Callable[[], str]
@@ -57,7 +57,8 @@ class _WaitMark:
 class StepLog:
     """One member's progress in one round.
 
-    The member's thread and its node's thread write different attributes, each at once, so neither reads half a change.
+    The member's thread and its node's thread write different attributes, each by one assignment, so neither
+    reads half a change.
     """
 
     def __init__(self, number: int, clock: Callable[[], float], *, expected: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 A restart counts for the run, whichever node's process failed: else `--max-restarts 3` on a hundred nodes would allow
 three hundred restarts. A round is fruitless, and counts once, if it ended by a failure or a loss, and no process wrote
-the checkpoint file or reported more than one step in it. Rounds that end by announced changes do not count.
+the checkpoint file or finished a step in it. Rounds that end by announced changes do not count.
 
 The counters outlive the run's last node by at least half a minute.
 """
@@ -23,7 +23,7 @@ class RunTally(Stored, kw_only=True):
 
     @classmethod
     def of(cls, value: bytes) -> RunTally:
-        """Unpack the key's value, if any; an unreadable tally begins anew."""
+        """Unpack the key's value; without a readable value, return a new tally."""
         return (cls.unpack_at("tally", value) if value else None) or cls()
 
     def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> RunTally:

@@ -152,7 +152,7 @@ class Election:
         def on_lease_lost(reason: str) -> None:
             log.info("run %s: node %s stops coordinating: %s", self.part.keys.run_id, self.part.node_id, reason)
             self._lost_terms += 1
-            # Revoke the role's lease: if the store was suspended, the lease would last for another TTL.
+            # Revoke the role's lease: a store that was suspended would keep it for another TTL.
             revoking = Lease(self.link.store, id=role.lease.id, ttl=role.lease.ttl).revoke()
             self.link.spawn(revoking, f"give the role of coordinator of {self.part.keys.run_id} back")
             lost.cancel()

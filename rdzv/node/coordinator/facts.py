@@ -1,4 +1,4 @@
-"""Tasks that queue facts for the deciding task: answers at which step to stop, stuck and accused members."""
+"""Tasks that queue facts for the deciding task: members' begun steps, stuck members, accused members."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 LOOKS_EVERY = 0.5  # seconds, at least, between checks for stuck members
 LOOKS_EVERY_PER_NODE = 0.0005  # seconds per member, at least: more members make the store's answer longer
-DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL  # share of a lease's TTL; a renewed lease has at least twice this left
+# A lease with a smaller share of its TTL left is not being renewed: renewed leases have at least twice this left.
+DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
 ASKED_ABOUT_MOST: Final = 256  # in a round with more live members, asking the store about each takes too long
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)  # seconds before each check of a lease: closed connections may be noticed late
 
 
 async def gather_answers(context: TermContext, asking: asyncio.Event) -> None:
-    """Once `asking` is set, queue members' answers to the question at which step to stop (`core.stopping`)."""
+    """Once `asking` is set, queue members' answers to the question which step they have begun (`core.stopping`)."""
     await asking.wait()
     begun = context.keys.begun
     async with context.store.watch(begun, snapshot=True) as watch:
@@ -62,7 +63,7 @@ async def look_for_stalls(context: TermContext, settings: Settings) -> None:
         try:
             beats = await read_last_notes(context.store, context.keys)
         except StoreError:
-            continue  # the store did not answer: try again after the next pause
+            continue  # try again after the next pause
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
         verdict = stalls.judge(heard, round=round.number, now=context.store.time(), every=every)
         if verdict.standstill != view.standstill:

@@ -1,13 +1,14 @@
 """A coordinator's term: the coordinator watches the nodes, and carries out what `decide` returns.
 
-The deciding task calls `decide`, carries out the returned act, applies events until its own write is in its picture of
-the run, and decides anew. The term's other tasks change no picture: they queue facts (`TermContext.queue_facts`).
+The deciding task calls `decide`, carries out the returned act, applies events until its view of the run includes its
+own write, and decides anew. The term's other tasks only queue facts (`TermContext.queue_facts`).
 
 The store rejects a coordinator's writes once another coordinator's term has begun. The keys of an attempt at a round
 have the term in their names, so a coordinator never reads a dead coordinator's attempt (promise R7).
 
-A round is committed by one transaction, conditional on all facts of the decision. If a fact has changed, the commit
-fails, and the coordinator decides anew. A commit also writes the members' ranks; too many ranks are written before it.
+A round is committed by one transaction, conditional on all keys that the decision depends on. If a key has changed, the
+commit fails, and the coordinator decides anew. A commit also writes the members' ranks, unless there are too many: then
+they are written before.
 
 If a round has more members than a transaction may have conditions (etcd: 128), the coordinator first writes a marker
 among the nodes' keys. Once the watch has delivered the marker, the coordinator knows all earlier events, and decides
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
-ORDER_WITHIN = 1.0  # seconds after which a user's rank order is reported as the reason for the wait
+ORDER_WITHIN = 1.0  # seconds after which an unfinished `rank_order` call is reported as the reason for the wait
 MARKERS = 1  # operations of a commit beside its puts: the delete of the marker
 SHARED_TTL_LEAST = 30.0  # seconds, at least, that the keys of a round's shared store stay without a coordinator
 SHARED_TTL_FACTOR = 3  # the keys of a round's shared store outlive their readers: they stay for three member TTLs

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Changes:
     """The changes of a node's round as they happen, beginning with those that already hold; for async callers.
 
-    Enter the object, and iterate over it; or call `poll` for one change within a time limit. The number in a change
-    counts nodes since the round completed. The iteration goes on in the node's next rounds, and ends after `Closed`.
+    Enter the object, and iterate over it; or call `poll` for one change within a time limit. Losses and departures
+    are counted since the round completed. The iteration goes on in the node's next rounds, and ends after `Closed`.
     """
 
     def __init__(self, node: Node, connect: Callable[[], Awaitable[object]]) -> None:

@@ -1,4 +1,4 @@
-"""Makes a round's shared store for one member, whose calls end once the member is out of the round."""
+"""Makes a round's shared store for one member; calls of the store end once the member is out of the round."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def describe_absence(node: Node, node_id: str) -> str:
     try:
         now = asyncio.get_running_loop().time()
     except RuntimeError:
-        now = time.monotonic()  # the time on the node's clock
+        now = time.monotonic()  # event loops use the same clock
     missing = head.progress.absent.missing if head.progress is not None else ()
     return next((one.describe(elapsed=now - head.progress_at) for one in missing if one.node_id == node_id), "")

@@ -86,11 +86,12 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
     """Return how many nodes wait to join, or have gone. If the number is above 0, the members should meet again.
 
     The call asks no store, so a loop in any thread may repeat it many times a second. Members that have died or left
-    since the round completed, and this node itself if it was dropped, count unless `on_loss` is False. Waiting nodes
-    count if a next round would admit them now. A resize below the round's size, or an ending store, counts as one node.
+    since the round completed, and this node itself if it was dropped or its store is lost, count unless `on_loss` is
+    False. Waiting nodes count if a next round would admit them now. A resize below the round's size, or an ending
+    store, counts as one node.
 
     Returns:
-        0 if this node is in no round, or if the run is closed: then the members cannot meet again.
+        0 if this node is in no round and was not dropped, or if the run is closed: then the members cannot meet again.
     """
     membership, has_lost_store = node.membership, node.has_lost_store
     if membership is None or node.head.closed is not None:
@@ -175,7 +176,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
 async def all_here(node: Node, *, timeout: float) -> bool:
     """Wait until every member of this round has called `all_here`; return False if a member has left or died before.
 
-    PyTorch's agents call this, as they then block on each other, and a member can die before it learns of its round.
+    PyTorch's agents call this before they block on each other, as a member can die before it learns of its round.
     All callers get the same answer: True if the last member has called, False if a member has noticed a loss or
     departure before. If a live member does not call in time, return True: the caller's next step will time out.
 

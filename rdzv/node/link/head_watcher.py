@@ -186,7 +186,7 @@ class HeadWatcher:
             coordinator = Coordinator(node_id=value.decode(errors="replace"), term=event.create_revision)
             return {"coordinator": coordinator if put else None}
         if key == keys.closed:
-            # After a reset, keep the known progress from before the closing: the snapshot has only a later progress.
+            # `closed_over` is the progress at the closing. Keep it after a reset: the snapshot has only a later one.
             over = self.head.closed_over if self.head.closed is not None else self.head.progress
             return {"closed": Closed.of(value) if put else None, "closed_over": over if put else None}
         if key == keys.progress:

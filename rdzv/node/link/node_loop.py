@@ -59,7 +59,7 @@ class NodeLoop:
             self.start(run_call())
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """Run user code in this thread; `NodeThread` uses another thread, so that user code delays no lease."""
+        """Run user code in this thread; `NodeThread` uses another thread, so that user code delays no lease renewal."""
         return work()
 
     def limit_concurrency(self) -> contextlib.AbstractAsyncContextManager[None]:

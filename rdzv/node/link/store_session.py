@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 ROUND_TRIPS_TO_RECONNECT = 3  # round trips of a reconnection: the connection, the greeting, the welcome
-SLOW = 0.5  # if the store takes this many seconds to answer, the reason of a waiting node says so
+SLOW = 0.5  # if the store takes this many seconds to answer, a waiting node's reason says so
 ANSWERS_KEPT = 3  # answer times that a link keeps; the shortest counts as the round trip: longer ones have delays
 IF_HOSTED = "if a node hosted this store, it ended with that node's process; a store of `rdzv serve` does not"
 SAY_AWAY_AFTER = 2.9  # seconds that the store is disconnected before the first warning (R22)
 ASK_EVERY = 1.0  # seconds between checks that the store answers, at least, while a caller waits for it
 ASK_EVERY_PER_NODE = 0.01  # seconds per node of the run between checks: the store gets at most some 100 a second
 ASK_SPREAD = (0.75, 1.25)  # random factor of the seconds between checks, so that nodes do not check together
-ASK_EARLY = 0.01  # seconds by which a check may be early: a timer for a shorter rest might fire at once, repeatedly
+ASK_EARLY = 0.01  # seconds by which a check may be early: a timer for the remainder might fire at once, repeatedly
 RUN_RENEWALS_PER_TTL = 3  # how often each node renews the run's lease within its TTL
 LOOK_WHETHER_GONE_EVERY = 0.2  # seconds between checks whether a disconnected store's process is gone
 LOOK_FOR_RUN_AFTER = 1.0  # seconds from a failed renewal of the run's lease to the next attempt
@@ -75,7 +75,7 @@ class StoreSession:
         self._is_counted: Callable[[], bool] = bool
         self._asks_share = rng.uniform(*ASK_SPREAD)
         self._asking: asyncio.TimerHandle | None = None
-        self._silence_task: asyncio.Task[None] | None = None  # the task that warns of a silent store
+        self._silence_task: asyncio.Task[None] | None = None
         self._silent = False  # True if the connected store has not answered a request for a while
         self._closed = False
         store.on_connection_change(self._note_connection)
@@ -127,8 +127,8 @@ class StoreSession:
     def log_outages(self, who_waits: Callable[[], str], is_counted: Callable[[], bool]) -> None:
         """From now on, log when the store has been disconnected or silent for a while, and when it returns.
 
-        `who_waits` returns in words what this node waits for, or "". Between keep-alives the link checks that the store
-        answers, once the coordinator has counted this node (`is_counted`).
+        `who_waits` returns in words what this node waits for, or "". Once the coordinator has counted this node
+        (`is_counted`), the link also checks between keep-alives that the store answers.
         """
         self._who_waits, self._is_counted = who_waits, is_counted
         self._schedule_probe(self._probe_interval)

@@ -1,6 +1,7 @@
 """Writes a node's record: an arrival is one transaction, conditional on the run's settings.
 
-An arrival also grants the record's lease. The first arrival also writes the settings and takes the coordinator role.
+An arrival also grants the record's lease. A node's first arrival also writes the settings, and takes the coordinator
+role if no node has it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 ROUND_TRIPS_PER_TTL = 10  # round trips that a node's TTL covers at least: time for three slow renewals
 BANS_LOOKED_FOR_MOST = 64  # bans in an arrival's conditions, at most; a node that waits then checks all bans
 LAPSES_MOST = 4  # each further lease lost in one wait doubles the next TTL, up to this many times
-TTL_MOST = 30.0  # seconds of a longer TTL, at most: a dead node may count as live for that long
+TTL_MOST = 30.0  # seconds, at most, of a lengthened TTL: a dead node may count as live for that long
 
 
 class ArrivalWriter:
@@ -142,7 +143,7 @@ class ArrivalWriter:
             writes.append(Delete(keys.drains + part.node_id))  # the drain is of an earlier process
         if part.settings.endpoint.has_successors and link.hosts_store():
             last = 0 if part.membership is None else part.membership.round.revision
-            of_run = run or link.known_run_lease  # on the run's lease the key outlives this node
+            of_run = run or link.known_run_lease  # prefer the run's lease, on which the key outlives this node
             ends = keys.hosted if is_served_here(link.store.store_id) else keys.parents
             writes.append(Put(ends + part.node_id, b"%d" % last, lease=of_run.id if of_run else lease.id))
         if role is not None:
@@ -292,7 +293,7 @@ def lost_rank_of(part: NodeState) -> tuple[int, int] | None:
 
 
 def node_lease_ttl(asked: float, *, round_trip: float, lapses: int, most: float) -> float:
-    """Return a node's lease TTL, in seconds: at least `asked`, at most `most`, the store's limit."""
+    """Return a node's lease TTL, in seconds: `asked`, or longer, up to `TTL_MOST` and the store's limit, `most`."""
     # Use a longer TTL if the store is slow, or if this node lost several leases in one wait, as busy nodes do.
     needed = max(ROUND_TRIPS_PER_TTL * round_trip, asked * 2.0 ** min(max(lapses - 1, 0), LAPSES_MOST))
     return max(asked, min(needed, TTL_MOST, most))

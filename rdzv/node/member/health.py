@@ -50,7 +50,7 @@ async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str,
     """If the health check failed, store why, and raise RendezvousRefusedError; else delete an earlier failure."""
     key = keys.unfits + node_id
     if failure is None:
-        await store.delete(key)  # delete the failure of an earlier check, if any
+        await store.delete(key)
         return
     # Delete the oldest failures, or a node that restarts under ever new names would fill the store.
     others = [entry for entry in await store.list(keys.unfits, keys_only=True) if entry.key != key]

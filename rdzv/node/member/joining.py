@@ -127,7 +127,7 @@ class Joining:
                 membership = await self._wait_for_round()
                 if membership is not None:
                     return membership
-                # The record was lost during the wait: count a lost lease, and arrive again.
+                # The record was lost during the wait: arrive again, and count the lease if it was lost.
                 part.lapses += part.arrival.lease is None
             except (StoreError, NoFreePortError) as error:
                 lacks_room = is_store_full(error) and link.follower.head.round is not None
@@ -142,7 +142,7 @@ class Joining:
                 part.wait_for(str(error) if lacks_port else why)
                 if not clock.seconds_left(now):
                     raise part.timeout_error(link) from error
-                if not is_away:  # wait for a free port, or until the coordinator deletes the last round's shared keys
+                if not is_away:  # wait for a free port, or until the coordinator makes room by deleting shared keys
                     if not told:
                         log.warning("run %s, node %s: %s; trying again", part.keys.run_id, part.node_id, error)
                     told = True

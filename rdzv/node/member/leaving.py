@@ -112,7 +112,7 @@ class Withdrawal:
         return result
 
     async def _wait_for_departure_report(self, link: StoreSession, arrival: int) -> None:
-        """If this node coordinates, wait until it has reported its departure; else its successor reports a loss."""
+        """If this node coordinates, wait until it has reported its departure: its successor would report a loss."""
         reported = Wakeup()
         within = HAND_OVER_WITHIN + HAND_OVER_TRIPS * link.round_trip
         with link.follower.listeners.listening(reported), anyio.move_on_after(within):
@@ -123,7 +123,7 @@ class Withdrawal:
                 if not ours or head.round is None or not self._was_member_of(head.round, arrival):
                     return
                 if progress is not None and progress.round == head.round.number:
-                    # The report names this node as lost if it leaves before the agreed step and its body's end.
+                    # The report names this node as lost if its record ended before it was marked as left.
                     for reported_ids in (progress.departed_ids, progress.lost_ids):
                         if node_id in reported_ids or len(reported_ids) == NAMED_MOST:
                             return

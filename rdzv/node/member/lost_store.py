@@ -54,9 +54,9 @@ async def pass_on_knowledge(part: NodeState, link: StoreSession) -> None:
         carried = {keys.settings: lost.settings, keys.closed: lost.closed}
         carried |= dict.fromkeys((keys.tally, keys.tally_copy), lost.tally)
         for key, value in carried.items():
-            if value and round is None:  # no round has completed with the new store's values yet
+            if value and round is None:  # once the new store has a round, its own values count
                 writes.append(Put(key, value, lease=lease))
-        if there is not None:  # another node wrote a value that this node does not know: delete it
+        if there is not None:  # this node's knowledge replaces another's: delete what only the other knew
             if there.closed and not lost.closed:
                 writes.append(Delete(keys.closed))
             writes.extend(Delete(keys.bans + name) for name in there.bans if name not in lost.bans)

@@ -1,4 +1,4 @@
-"""Acts on events: a ban, a deletion of the node's record, a drain, a question at which step to stop."""
+"""Acts on a ban or drain of the node, a deletion of its record, and the question which step it has begun."""
 
 from __future__ import annotations
 

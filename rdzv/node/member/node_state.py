@@ -67,7 +67,7 @@ class NodeState:
     membership: Membership | None = None  # this node's last membership in a round, which may be over
     known_round: int = -1  # the number of the last round that the node knows of; -1 for none
     unreached: bool = False  # see `NodeRecord`
-    cut_off: tuple[str, ...] = ()  # hosts where only other members reached rank 0; cleared when all members do
+    cut_off: tuple[str, ...] = ()  # hosts where others, but not this node, reached rank 0; cleared when all do
     times_left_out: int = 0  # how often this node was left out of a round; reset when all members reach rank 0
     given_up: str = ""  # words for the node's next record: the round that it gave up, and why; else ""
     leaves_because: str = ""  # the reason that this node gives when it leaves; "" if none
@@ -117,7 +117,7 @@ class NodeState:
         away = link is None or not link.store.connected
         why = f": {link.store.last_problem}" if link is not None and self.settings.endpoint.has_successors else ""
         problem = f"; the store is out of reach{why}{link.hosting_hint if link is not None else ''}" if away else ""
-        reason = self.reason  # the text may contain `given_up`, which the coordinator reports, too
+        reason = self.reason  # it may already contain `given_up`, from the coordinator's report
         if self.given_up and self.given_up[:GIVEN_UP_MOST] not in reason:
             problem += f"; {self.given_up}"
         return RendezvousTimeoutError(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 SAY_WAIT_AFTER = 1.5  # seconds of a member's wait in the round's store before its node logs the wait
-LOOKS_PER_LIMIT = 4  # checks of a member's steps per time limit, unless the limit's end sets the next check
+LOOKS_PER_LIMIT = 4  # checks per time limit, of a member without a limit or already reported as quiet
 NOTES_PER_LIMIT = 3  # the fewest notes about a member's steps within a time limit
 
 
@@ -59,7 +59,7 @@ class StepReporter:
     def _report_wait(self, link: StoreSession, membership: Membership) -> float | None:
         """Log a member's long wait in the round's store, and send a note of it without awaiting the next keep-alive."""
         beats = membership.beats
-        beats.wait_is_watched = False  # a wait that begins after the next line must call `on_wait`
+        beats.wait_is_watched = False  # so that a wait which begins after the next line calls `on_wait`
         wait = beats.longest_wait
         if wait is None:
             if self._waits:
@@ -83,7 +83,7 @@ class StepReporter:
             return None
         limit = self._limits[1 if beats.is_first_step else 0]
         if limit is None or not beats.counts:
-            return now + min(limits) / LOOKS_PER_LIMIT  # by then a time limit may apply to the member
+            return now + min(limits) / LOOKS_PER_LIMIT  # no limit applies to the member yet, but may by then
         since, every = beats.quiet_since(), limit / NOTES_PER_LIMIT
         next_note = math.inf
         if every < self._renewed_every:  # keep-alives alone would bring notes too rarely

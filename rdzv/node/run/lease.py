@@ -15,7 +15,7 @@ RUN_TTL_LEAST = 60.0  # seconds that a run without nodes stays, at least, even i
 
 
 async def obtain_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
-    """Return the run's own lease; grant it if there is none. The key `keys.lease` is on that lease, and has its TTL."""
+    """Return the run's own lease; grant it if there is none. The key `keys.lease` is on it, with its TTL as value."""
     entry = await store.get(keys.lease)
     if entry is None:
         grant = run_grant(keys, closed_ttl, most=store.lease_ttl_max)

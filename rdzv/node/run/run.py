@@ -203,7 +203,7 @@ class Run:
         ban.pack()  # if the ban is invalid, this raises
 
         async def write_and_delete() -> set[str]:
-            here = await find()  # list the nodes before writing the ban, at which waiting nodes leave
+            here = await find()  # list the nodes first: waiting nodes leave once the ban is written
             final, lease = await self._ban_and_lease(ban)
             await self.store.put(self.keys.bans + name, final.pack(), lease=lease)
             # No banned node arrives once the ban is written, so this loop ends.

@@ -47,7 +47,7 @@ class RunSettings:
         )
 
     def accept(self, there: bytes) -> str:
-        """Accept the run's settings; if this node's differ by more than a resize, return the difference instead."""
+        """Accept the run's settings, and return ""; if they differ from its own by more than a resize, return how."""
         theirs = unpack_settings(there)
         difference = describe_difference(self._ours, theirs)
         if difference and not differs_by_resize(theirs, self._ours):
@@ -91,7 +91,7 @@ async def agree_on_settings(
 async def check_prefix(store: Store, prefix: str) -> None:
     """Raise RendezvousSettingsError if keys with this prefix would be among another run's keys."""
     parts = prefix.split("/")
-    above = ["/".join(parts[:count]) for count in range(3, len(parts) + 1)]  # the shortest is "/rdzv/job-7"
+    above = ["/".join(parts[:count]) for count in range(3, len(parts) + 1)]  # for example "/rdzv/job-7"
     if not above or prefix in {scheme.prefix for scheme in SCHEMES.values()}:
         return
     for run, entry in zip(above, await store.get_many([f"{run}/settings" for run in above]), strict=True):
@@ -108,7 +108,7 @@ class SettingsChangedError(Exception):
 
 
 def adopt_settings(refused: TransactionResult, agreed: RunSettings) -> bool:
-    """If changed settings caused a refusal, adopt them and return True; SettingsChangedError if they do not fit."""
+    """If other settings caused a refusal, adopt them and return True; raise SettingsChangedError if they do not fit."""
     entry = refused.results[-1]
     if not isinstance(entry, Entry) or entry.value == agreed.value:
         return False

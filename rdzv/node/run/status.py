@@ -64,7 +64,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
     bans = {name: ban for name, ban in all_bans.items() if not ban.where}
     history = await read_history(store, keys) if head.round is not None else History()
     if head.round is not None and head.closed is None:
-        known = {*addresses, *(one.node_id for one in absent.missing)}  # nodes in the run, or known to be missing
+        known = {*addresses, *(one.node_id for one in absent.missing)}
         gone = nodes_gone_before(history, head.round.number, here=known, now=time_of_day)
         absent = absent.replace(missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
     counts = {"members": len(members), "waiting": len(waiting)}
@@ -324,7 +324,7 @@ def _phase_of(head: Head) -> Phase:
         return Phase.CLOSED
     if _is_round_newer(head):
         return Phase.TRAINING
-    # A reopened run has the progress from its closing until a node arrives.
+    # Until a node arrives, a reopened run has the progress written at its closing.
     phase = head.progress.phase if head.progress is not None else Phase.GATHERING
     return Phase.GATHERING if phase is Phase.CLOSED else phase
 

@@ -111,7 +111,7 @@ class Screen:
 
     @contextlib.contextmanager
     def log_waits(self, handler: sync.Handler) -> Iterator[None]:
-        """Write the reason for a long wait while the block waits for the other nodes."""
+        """Write the reason if the block waits long for other nodes."""
         done = threading.Event()
         waiting = threading.Thread(target=self._log_reasons, args=(handler, done), name="rdzv waiting", daemon=True)
         waiting.start()
@@ -122,7 +122,7 @@ class Screen:
             waiting.join(JOIN_WITHIN)
 
     def log_round(self, handler: sync.Handler, *, again: bool, seconds: float) -> None:
-        """Write the new round, met in `seconds`, and the members that have gone or come."""
+        """Write the new round, agreed in `seconds`, and the members that were lost, left or joined."""
         assert handler.membership is not None
         round, rank = handler.membership.round, handler.membership.rank
         lost, left, joined = round.since if again else ((), (), ())

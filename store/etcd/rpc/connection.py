@@ -1,6 +1,7 @@
 """One connection to one member of an etcd cluster, over gRPC: requests, and the stream of all watches.
 
-Every request requires that the member has a leader (`hasleader`): a member that is cut off keeps silent watches open.
+Requests require that the member has a leader (`hasleader`): a member that is cut off would otherwise keep watches open,
+without events.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _check_not_forked() -> None:
 
 
 class Connection:
-    """One connection to one member; `met` is called with each header of the stream, and may raise `StoreError`."""
+    """One connection to one member; `met` is called with each watch message's header, and may raise `StoreError`."""
 
     def __init__(
         self,

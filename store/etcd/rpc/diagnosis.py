@@ -1,6 +1,6 @@
-"""Finds out why a member cannot be reached, by a connection without gRPC, which gives no reason.
+"""Finds out why a member cannot be reached, over a plain connection, as gRPC gives no reason.
 
-Permanent problems are reported at once: a missing or untrusted certificate, TLS on one side only, a foreign server.
+Permanent problems are a missing or untrusted certificate, TLS on one side only, and a server that is not etcd.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A connection is a *stranger* until the server has received its hello, with the token if one is required. If there is no
 room for another stranger, the server closes strangers that were silent for a second, first those of the address with
-the most strangers. New connections wait in the system's queue until there is room. If honest clients on busy machines
+most of them. New connections wait in the system's queue until there is room. If honest clients on busy machines
 need longer for their hello, all strangers get more time: closed clients would reconnect and add load.
 Each address but loopback has a limit on connections. Wrong tokens do not block an address: a whole office may share it.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 YIELD_AFTER = 1.0  # seconds of silence before a stranger may be closed; an honest client needs less
-YIELD_FACTOR = 3.0  # a stranger may be silent for this many times an honest client's slowest recent hello
+YIELD_FACTOR = 3.0  # a stranger may be silent this many times as long as the slowest recent hello took
 YIELD_MOST = 8.0  # seconds of silence allowed at most, however slow honest clients are
 LATELY = 30.0  # seconds for which a slow hello counts as recent
 HELLO_FACTOR = 6  # while honest clients are slow, a hello may take up to `handshake_timeout` times this

@@ -151,7 +151,7 @@ class EndWhenAlone:
             self._left.set()
 
     def reject_new_clients(self) -> None:
-        """From now on, reject new clients, and tell them that another host may serve."""
+        """From now on, reject new clients, and tell them that another host may take over."""
         self.hands_over = True
 
     def wait_until_alone(self, within: float) -> bool:

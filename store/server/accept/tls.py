@@ -196,7 +196,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._send_encrypted()  # TLS answers some received messages, for example a key update
 
     def _read_into(self, room: memoryview) -> tuple[int, ssl.SSLError | None]:
-        """Decrypt into `room`; return the number of bytes, and the error that ended it, if any."""
+        """Decrypt into `room`; return the number of bytes, and the error that stopped decryption, if any."""
         assert self._tls is not None, "the TLS session exists"
         size = 0
         try:
@@ -272,7 +272,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw.pause_reading()
 
     def resume_reading(self) -> None:
-        """Resume decryption, after the caller has returned, with bytes received before."""
+        """Resume decryption once the caller has returned, starting with bytes received before."""
         if self._paused and not self.is_closing():
             self._paused = False
             asyncio.get_running_loop().call_soon(self._resume_decryption)
