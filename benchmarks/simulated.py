@@ -27,7 +27,7 @@ import anyio
 from benchmarks import support
 from benchmarks.support import ms
 from rdzv.config.settings import parse
-from rdzv.testing.machines import NODE_THREAD, Process, StoreMachine, World, client_of, handler_of
+from rdzv.testing.machines import NODE_THREAD, Process, StoreMachine, World, make_client, make_handler
 from rdzv.testing.timeline import START
 
 if TYPE_CHECKING:
@@ -119,11 +119,11 @@ def _handler(world: World, name: str, nodes: int) -> tuple[Process, Handler]:
     """Return a node's process, and its unconnected handler."""
     process = Process(world, name, name, rng=random.Random(name))
     settings = parse(f"tcp://store/simulated?min_nodes={nodes}", {"node_id": name, "address": name}, {})
-    handler = handler_of(
+    handler = make_handler(
         process,
         settings,
-        open_store=lambda: client_of(process, thread=NODE_THREAD, connect_timeout=settings.join_timeout),
-        open_shared_store=lambda: client_of(process),
+        open_store=lambda: make_client(process, thread=NODE_THREAD, connect_timeout=settings.join_timeout),
+        open_shared_store=lambda: make_client(process),
     )
     return process, handler
 

@@ -78,7 +78,15 @@ OF_THE_INSIDE = {
     *("begin", "check_was_left", "has_progressed", "gate", "life", "lags"),  # of a round
     *("all_here", "answer", "call", "change_tally", "check_usable", "leaves_because", "node", "usable_node"),
     *("note_failure", "num_nodes_changed", "open_blocking_store", "questions", "roster", "account"),
-    *("describe_absence", "draining", "hosts_store", "is_draining", "own_node", "share", "store_loss"),
+    *(
+        "describe_absence",
+        "draining",
+        "hosts_store",
+        "is_draining",
+        "own_node",
+        "open_blocking_shared_store",
+        "store_loss",
+    ),
     *("Handler.closed", "Handler.membership", "Handler.start"),
     *("blocking", "end_calls", "end_waits", "without_wait_reports", "reopened"),
     *("ignoring_losses", "Lent.lease", "Lent.fence", "prefix", "of_round", "TorchStore.end"),

@@ -101,7 +101,7 @@ async def listen_for_members(round: Round) -> list[int]:
     untold = set(missing)
     writers: list[asyncio.StreamWriter] = []
 
-    async def check_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def greet_member(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
         with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             revision, rank = map(int, (await reader.readuntil()).split())
@@ -121,7 +121,7 @@ async def listen_for_members(round: Round) -> list[int]:
                 told.set()
 
     servers = [
-        await asyncio.start_server(check_in, sock=sock, limit=LINE_BYTES_MOST) for sock in listen_on("", round.port)
+        await asyncio.start_server(greet_member, sock=sock, limit=LINE_BYTES_MOST) for sock in listen_on("", round.port)
     ]
     try:
         with anyio.move_on_after(WITHIN):
@@ -137,7 +137,7 @@ async def listen_for_members(round: Round) -> list[int]:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_TIME_WAIT)
             writer.transport.abort()
-        complete.set()  # end the tasks of `check_in` that still wait
+        complete.set()  # end the tasks of `greet_member` that still wait
     return sorted(missing)
 
 

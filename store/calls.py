@@ -67,7 +67,7 @@ def _lease_id_of(lease: LeaseLike | int | None) -> int | None:
     return getattr(lease, "id", lease)  # type: ignore[arg-type]  # the request rejects other types
 
 
-def _guarded(request: Request[R], when: Iterable[Condition]) -> Request[R]:
+def _with_when(request: Request[R], when: Iterable[Condition]) -> Request[R]:
     conditions = tuple(when)
     return messages.Guarded(when=conditions, request=request) if conditions else request
 
@@ -91,7 +91,7 @@ def _as_keys(keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _existing(entries: Iterable[Entry | None]) -> list[Entry]:
+def _found(entries: Iterable[Entry | None]) -> list[Entry]:
     return [entry for entry in entries if entry is not None]
 
 
@@ -155,7 +155,7 @@ class Calls(ABC):
     ) -> int:
         """Write a key and return the revision; the key is deleted after `ttl` seconds, or when `lease` ends."""
         request = messages.Put(key, value, ttl, _lease_id_of(lease))
-        return (await self.call(_guarded(request, when), timeout=timeout)).revision
+        return (await self.call(_with_when(request, when), timeout=timeout)).revision
 
     async def get(self, key: str, *, timeout: float | None = None) -> Entry | None:
         """Return the entry of a key, or None."""
@@ -167,7 +167,7 @@ class Calls(ABC):
 
     async def list(self, prefix: str, *, keys_only: bool = False, timeout: float | None = None) -> Entries:
         """Return the entries of all keys that start with `prefix`, sorted; `keys_only` leaves their values empty."""
-        return _existing((await self.call(messages.List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
+        return _found((await self.call(messages.List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
 
     async def count(self, prefix: str, *, timeout: float | None = None) -> int:
         """Count the keys that start with `prefix`."""
@@ -175,7 +175,7 @@ class Calls(ABC):
 
     async def delete(self, key: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> bool:
         """Delete a key; return False if it did not exist."""
-        return (await self.call(_guarded(messages.Delete(key), when), timeout=timeout)).count > 0
+        return (await self.call(_with_when(messages.Delete(key), when), timeout=timeout)).count > 0
 
     async def delete_prefix(self, prefix: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
         """Delete all keys that start with `prefix`; return their number.
@@ -185,12 +185,12 @@ class Calls(ABC):
         """
         left, when = self._timeout_countdown(timeout), tuple(when)
         with contextlib.suppress(LimitExceeded):
-            return (await self.call(_guarded(messages.DeletePrefix(prefix=prefix), when), timeout=left())).count
+            return (await self.call(_with_when(messages.DeletePrefix(prefix=prefix), when), timeout=left())).count
         request: Request[messages.DeletedOlder | messages.Counted] = messages.DeleteOlder(prefix=prefix)
         total = 0
         while True:
             try:
-                done = await self.call(_guarded(request, when), timeout=left())
+                done = await self.call(_with_when(request, when), timeout=left())
             except Unsupported:  # an older server: delete the keys that exist at each step
                 request = messages.DeletePrefix(prefix=prefix, at_most=DELETED_AT_ONCE)
                 continue
@@ -232,17 +232,17 @@ class Calls(ABC):
             ttl=ttl,
             lease=_lease_id_of(lease),
         )
-        return await self.call(_guarded(request, when), timeout=timeout)
+        return await self.call(_with_when(request, when), timeout=timeout)
 
     async def add(self, key: str, amount: int, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
         """Add to a key's decimal ASCII number, a missing key counting from 0; return the sum."""
-        return (await self.call(_guarded(messages.Add(key, amount, None), when), timeout=timeout)).value
+        return (await self.call(_with_when(messages.Add(key, amount, None), when), timeout=timeout)).value
 
     async def append(
         self, key: str, value: bytes, *, when: Iterable[Condition] = (), timeout: float | None = None
     ) -> int:
         """Append to a key's value, a missing key counting as empty; return the new length in bytes."""
-        return (await self.call(_guarded(messages.Append(key, value), when), timeout=timeout)).value
+        return (await self.call(_with_when(messages.Append(key, value), when), timeout=timeout)).value
 
     async def transact(
         self,
@@ -265,7 +265,7 @@ class Calls(ABC):
 
     async def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:
         """Wait until all keys exist, and return their entries; raise `ConditionFailed` once a condition is false."""
-        return _existing((await self.call(_guarded(messages.Wait(keys=_as_keys(keys)), when), timeout=timeout)).entries)
+        return _found((await self.call(_with_when(messages.Wait(keys=_as_keys(keys)), when), timeout=timeout)).entries)
 
     async def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> Lease:
         """Grant a lease of `ttl` seconds; see `LeaseTerms`."""
@@ -379,7 +379,7 @@ def run_synchronously(work: Awaitable[T]) -> T:
 
 class _HasAwaited(Protocol[A_co]):
     @property
-    def _awaited(self) -> A_co: ...
+    def _async_twin(self) -> A_co: ...
 
 
 def blocking(call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_HasAwaited[A], P], T]:
@@ -387,7 +387,7 @@ def blocking(call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Calla
 
     @functools.wraps(call)
     def method(self: _HasAwaited[A], /, *arguments: P.args, **keywords: P.kwargs) -> T:
-        return run_synchronously(call(self._awaited, *arguments, **keywords))
+        return run_synchronously(call(self._async_twin, *arguments, **keywords))
 
     return method
 
@@ -466,7 +466,7 @@ class BlockingCalls(ABC):
         """Return a lease that a thread renews during `with`; arguments as in `grant`."""
 
     @property
-    def _awaited(self) -> Calls:
+    def _async_twin(self) -> Calls:
         return BlockingAsAsync(self)
 
     put = blocking(Calls.put)
@@ -488,7 +488,7 @@ class BlockingCalls(ABC):
 
     def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingLease:
         """See `Calls.grant`."""
-        granted = run_synchronously(self._awaited.grant(ttl, **terms))
+        granted = run_synchronously(self._async_twin.grant(ttl, **terms))
         return BlockingLease(self, id=granted.id, ttl=granted.ttl)
 
     def __enter__(self) -> Self:
@@ -501,10 +501,10 @@ class BlockingCalls(ABC):
 class BlockingLease:
     """The blocking twin of `Lease`."""
 
-    __slots__ = ("_awaited", "id", "ttl")
+    __slots__ = ("_async_twin", "id", "ttl")
 
     def __init__(self, store: BlockingCalls, *, id: int, ttl: float) -> None:
-        self._awaited = Lease(BlockingAsAsync(store), id=id, ttl=ttl)
+        self._async_twin = Lease(BlockingAsAsync(store), id=id, ttl=ttl)
         self.id: int = id
         self.ttl: float = ttl  # as granted
 

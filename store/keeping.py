@@ -144,12 +144,12 @@ class KeptLeases:
         """Release all leases concurrently: an unreachable store costs one timeout."""
         await run_together(*(lease.release() for lease in self.kept))
 
-    def start_keeping(self, lease: HeldLease) -> None:
+    def add_lease(self, lease: HeldLease) -> None:
         """Start to keep a lease."""
         self.note_answer()
         self.kept[lease] = None
 
-    def stop_keeping(self, lease: HeldLease) -> bool:
+    def remove_lease(self, lease: HeldLease) -> bool:
         """Stop keeping a lease; return True if it was kept."""
         was_kept = lease in self.kept
         self.kept.pop(lease, None)
@@ -203,7 +203,7 @@ class HeldLease:
         self.kept = True
         self._belief = LeaseValidity(sent_at, self.ttl, self._keeping.store.cuts, terms or {})
         self._on_lapse = on_lapse
-        self._keeping.start_keeping(self)
+        self._keeping.add_lease(self)
         self.task = asyncio.create_task(self._renew_until_lost(note), name=f"keep lease {self.id}")
         self._check_expiry()
 
@@ -231,7 +231,7 @@ class HeldLease:
             self._timer = asyncio.get_running_loop().call_later(left, self._check_expiry)
 
     def _report_loss(self, why: str) -> None:
-        if self._keeping.stop_keeping(self):
+        if self._keeping.remove_lease(self):
             self.lost = why
             if self.task is not None and self.task is not asyncio.current_task():
                 self.task.cancel()
@@ -267,7 +267,7 @@ class HeldLease:
                     keeping.note_answer()
                     self._report_loss(LAPSED)
                 except Exception as error:  # noqa: BLE001 - retry after any error, until the lease is lost
-                    pause = _renewal_pause(error, self._lease)  # a new connection ends the pause
+                    pause = _log_failed_renewal(error, self._lease)  # a new connection ends the pause
                     if keeping.store.failure is not None:
                         self._report_loss(str(keeping.store.failure))
             self._check_expiry()
@@ -286,7 +286,7 @@ class HeldLease:
 
     async def release(self, *, within: float = RELEASE_WITHIN) -> None:
         """Revoke the lease within `within` seconds, even if its grant may have failed."""
-        if self.kept and not self._keeping.stop_keeping(self):
+        if self.kept and not self._keeping.remove_lease(self):
             return  # the lease was lost, or released before
         if self._timer is not None:
             self._timer.cancel()
@@ -311,14 +311,14 @@ async def _grant(store: Calls, ttl: float, terms: LeaseTerms) -> tuple[Lease, fl
     lease = await store.grant(ttl, **asked)
     left = None if timeout is None else max(sent_at + timeout - store.time(), 0.001)
     try:
-        return lease, await renewed_if_old(lease, sent_at, store.time, timeout=left)
+        return lease, await renew_if_old(lease, sent_at, store.time, timeout=left)
     except StoreError:
         with contextlib.suppress(StoreError):
             await lease.revoke(timeout=RELEASE_SOON)
         raise
 
 
-async def renewed_if_old(
+async def renew_if_old(
     lease: Lease, sent_at: float, time: Callable[[], float], *, timeout: float | None = None
 ) -> float:
     """Renew a lease if its grant took long; return the time at which the last request was sent."""
@@ -339,7 +339,7 @@ def _raise_if_lost(lease: int, lost: str | None) -> None:
         raise LeaseNotFound(f"lease {lease} is lost: {lost}; its keys may have another holder")
 
 
-def _renewal_pause(error: Exception, lease: Lease) -> float:
+def _log_failed_renewal(error: Exception, lease: Lease) -> float:
     """Log why a lease was not renewed; return the seconds until its keep-alive is retried."""
     how = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
     log.log(how, "lease %d was not renewed: %r", lease.id, error)
@@ -442,7 +442,7 @@ class _LeaseKeeper:
             except LeaseNotFound:
                 self._lost = LAPSED
             except Exception as error:  # noqa: BLE001 - retry after any error, until the lease is lost
-                self._due = time() + _renewal_pause(error, self.lease)
+                self._due = time() + _log_failed_renewal(error, self.lease)
             else:
                 belief.note_renewal(sent_at, slept, cut_before=sent_at)
 

@@ -16,7 +16,7 @@ not mix their kinds in `==`, sets or keys.
 - An `IntEnum` takes a member's number; an unknown number becomes `OTHER`, if defined. A `Literal` takes any text.
 - A `StrEnum` takes a member's word; its `_missing_` converts unknown words.
 - The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes what Y takes;
-  `Annotated[str, TextAs(f)]` takes a text, which becomes f(text).
+  `Annotated[str, ConvertedText(f)]` takes a text, which becomes f(text).
 - A field missing at the end has its default, and extra fields (of a later release) are ignored. So a new field goes to
   the end of its record, with a default.
 """
@@ -91,8 +91,8 @@ class _FieldKind:
         return self.read(value)
 
 
-class TextAs(_FieldKind):
-    """A text that is converted when sent and read: `Annotated[str, TextAs(shorten)]`."""
+class ConvertedText(_FieldKind):
+    """A text that is converted when sent and read: `Annotated[str, ConvertedText(shorten)]`."""
 
     def __init__(self, change: Callable[[str], str]) -> None:
         super().__init__(self._read)
@@ -115,7 +115,9 @@ def _kind_of(type_: Any) -> _FieldKind:
     if origin in (Union, types.UnionType):
         return UnionKind(arguments)
     if origin is tuple:
-        return _Array(_kind_of(arguments[0])) if arguments[1:] == (...,) else _tuple(list(map(_kind_of, arguments)))
+        return (
+            _Array(_kind_of(arguments[0])) if arguments[1:] == (...,) else _tuple_kind(list(map(_kind_of, arguments)))
+        )
     if origin in (dict, Mapping):
         return _mapping_kind(*map(_kind_of, arguments))
     if origin is Literal:
@@ -176,7 +178,7 @@ def _text_enum_kind(type_: type[StrEnum]) -> _FieldKind:
     return _FieldKind(read, (type_,))
 
 
-def _tuple(kinds: list[_FieldKind]) -> _FieldKind:
+def _tuple_kind(kinds: list[_FieldKind]) -> _FieldKind:
     def read(value: Any) -> tuple[Any, ...]:
         if type(value) not in _ARRAYS or len(value) < len(kinds):
             raise _WrongType

@@ -24,7 +24,7 @@ OF_THE_INSIDE = {
     *("Calls", "Request", "Node", "_Term"),  # bases and parts of public classes, which callers never name
     *("Engine", "Peer", "EndWhenAlone"),  # of a `Server`, for code in its own process
     *("ClientContext", "Serving"),  # an `ssl.SSLContext`; the context of a server in a thread
-    *("Done", "Keys", "LeaseLike"),  # names of plain types
+    *("AwaitableResult", "Keys", "LeaseLike"),  # names of plain types
     *("Connection", "HandlerToEnter"),  # a client's, for other rooms; what `connect` returns: callers enter or await it
     *("InFlight", "Question"),  # of a client and a handler, for other rooms
 }
@@ -97,7 +97,7 @@ def test_types_in_public_signatures_can_be_imported() -> None:
 
 
 ONE_TWIN_ONLY = {
-    "Handler": "aclose close connect open_blocking_store questions share",  # `async with` has no method that opens
+    "Handler": "aclose close connect open_blocking_store questions open_blocking_shared_store",  # no `async with`
     "RendezvousHandler": "aclose close",
     "SharedStore": "close keys_max blocking end_calls reopened",  # `keys_max` is for PyTorch's clones
     "Client": (

@@ -75,7 +75,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     if not ours and not insist:
         raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
     with contextlib.suppress(CannotProbeError):  # listening will fail for the same shortage
-        if accepting_targets(ours):
+        if connect_to_all(ours):
             raise OSError(errno.EADDRINUSE, "the port is already in use")
     if not ours and not may_be_open:
         raise OSError(
@@ -83,12 +83,12 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
             "it is no address of this machine. If a Service or NAT forwards it to this machine, the store has to "
             "listen on every address: give the run a token or mutual TLS, or say insecure=1",
         )
-    accepting = accepting_targets(others)
+    accepting = connect_to_all(others)
     if accepting:
-        raise HostedElsewhereError(f"{host}:{port} is served at {list_hosts(accepting)} already")
+        raise HostedElsewhereError(f"{host}:{port} is served at {join_hosts(accepting)} already")
     if not ours:
         return BindAddress("", indirect=True)
-    here = accepting_targets(others, listen_on=port) if others else ()
+    here = connect_to_all(others, listen_on=port) if others else ()
     foreign = tuple(target for target in others if target not in here)
     with contextlib.suppress(ValueError):  # ValueError: `host` is a name
         if host != "localhost":
@@ -133,7 +133,7 @@ def _can_be_bound(target: Target) -> bool:
     return True
 
 
-def accepting_targets(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Target]:
+def connect_to_all(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Target]:
     """Connect to all targets concurrently, and return those that accept.
 
     With `listen_on`, listen at that port, and return only the targets whose connections arrive here, with a
@@ -144,18 +144,18 @@ def accepting_targets(targets: Sequence[Target], *, listen_on: int | None = None
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
 
-        def register_socket(sock: socket.socket, event: int, what: object) -> None:
+        def add_to_selector(sock: socket.socket, event: int, what: object) -> None:
             sock.setblocking(False)
             selector.register(stack.enter_context(sock), event, what)
 
         for family in {family for family, _ in targets} if listen_on is not None else ():
             listener = socket.create_server(("", listen_on), family=family, backlog=len(targets) + 8)
-            register_socket(listener, selectors.EVENT_READ, "listener")
+            add_to_selector(listener, selectors.EVENT_READ, "listener")
         dialled = set[int]()
         for number, (family, address) in enumerate(targets):
             try:
                 sock = socket.socket(family, socket.SOCK_STREAM)
-                register_socket(sock, selectors.EVENT_WRITE, number)
+                add_to_selector(sock, selectors.EVENT_WRITE, number)
                 with contextlib.suppress(BlockingIOError):
                     sock.connect(address)
                 dialled.add(number)
@@ -168,13 +168,13 @@ def accepting_targets(targets: Sequence[Target], *, listen_on: int | None = None
                 sock = cast("socket.socket", key.fileobj)
                 if what == "listener":
                     try:
-                        register_socket(sock.accept()[0], selectors.EVENT_READ, "caller")
+                        add_to_selector(sock.accept()[0], selectors.EVENT_READ, "caller")
                     except OSError as error:  # the caller has disconnected
                         _raise_if_out_of_resources(error)
                     continue
                 selector.unregister(sock)
                 if what == "caller":
-                    arrived = _identify_target(word, sock)
+                    arrived = _read_target_number(word, sock)
                     reached |= arrived & dialled
                     dialled -= arrived
                 elif sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -193,7 +193,7 @@ def _raise_if_out_of_resources(error: OSError) -> None:
         raise CannotProbeError(f"this machine cannot ask where the store is: {lack}") from error
 
 
-def _identify_target(word: bytes, sock: socket.socket) -> set[int]:
+def _read_target_number(word: bytes, sock: socket.socket) -> set[int]:
     """Read the random `word` and a target's number; return that number, or nothing from a foreign connection."""
     with contextlib.suppress(OSError):
         got = sock.recv(TOKEN_BYTES + 2)
@@ -202,6 +202,6 @@ def _identify_target(word: bytes, sock: socket.socket) -> set[int]:
     return set()
 
 
-def list_hosts(targets: Sequence[Target]) -> str:
+def join_hosts(targets: Sequence[Target]) -> str:
     """Return addresses without ports, in words."""
     return abbreviate([str(address[0]) for _, address in targets], NAMED_MOST)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 import store.sync
-from rdzv.backends.credentials import Credentials, with_expected_nodes
+from rdzv.backends.credentials import Credentials, resolve_file_settings
 from rdzv.backends.host_queries import MultiHostDial, find_serving_host
 from rdzv.backends.hosting import CALL_TIMEOUT, OneHostStarter
 from rdzv.backends.monitoring import make_metrics_starter
@@ -119,11 +119,11 @@ def create_tcp(parameters: RendezvousParameters) -> Handler:
 
 def handler_from_settings(settings: Settings) -> Handler:
     """Return a handler over a TCP store, which this process may host."""
-    way = _TcpConnector(with_expected_nodes(settings))
+    way = _TcpConnector(resolve_file_settings(settings))
     return Handler(way.node, open_store=way.client, open_blocking_store=way.blocking_client)
 
 
-def client_of(settings: Settings, credentials: Credentials, **options: Any) -> ClientToEnter:
+def make_client(settings: Settings, credentials: Credentials, **options: Any) -> ClientToEnter:
     """Return an unconnected client of the settings' store; `options` are further arguments of its class."""
     if settings.endpoint.info.family == "tcp":
         return _tcp_client(_make_dial(settings, credentials), settings, credentials, **options)
@@ -170,13 +170,13 @@ class _TcpConnector:
         self._credentials = Credentials(settings)
         self._rng = random.Random(secrets.randbits(64))  # without a seed `Random` reads 2.5 kB of entropy
         self.node: Node = Node(settings, loop=NodeThread(), open_store=lambda: self, rng=self._rng)
-        self.node.store_settings = self._settings_of_host
+        self.node.store_settings = self._settings_of_found_host
         self._begin_metrics = make_metrics_starter(self.node, settings, self._credentials)
         self._dial = _make_dial(self._settings, self._credentials)
         self._hosting: OneHostStarter | HostSuccession | None = None
         self._of_node: ClientToEnter | None = None
 
-    def _settings_of_host(self) -> Settings:
+    def _settings_of_found_host(self) -> Settings:
         """Return the settings; of several hosts in the URL, keep only the one where the store was found."""
         found = self._dial.found if isinstance(self._dial, MultiHostDial) else None
         if found is None:
@@ -186,14 +186,14 @@ class _TcpConnector:
 
     def client(self, connect_timeout: float = CALL_TIMEOUT, **options: Any) -> ClientToEnter:
         how = {"timeout": CALL_TIMEOUT, "connect_timeout": connect_timeout, "timeout_name": "join_timeout"}
-        return client_of(self._settings_of_host(), self._credentials, **how, **options)
+        return make_client(self._settings_of_found_host(), self._credentials, **how, **options)
 
     def blocking_client(self) -> store.sync.Client:
         credentials = self._credentials
         if isinstance(self._dial, MultiHostDial) and self._dial.found is None:
             find_serving_host(self._dial, within=CALL_TIMEOUT)
         return store.sync.Client(
-            _store_address(self._settings_of_host()),
+            _store_address(self._settings_of_found_host()),
             token=lambda: credentials.token,
             tls=credentials.client_tls(),
             renew=credentials.renew,
@@ -243,13 +243,13 @@ class _TcpConnector:
                 hosting.may_host = self.node.may_host
             self.node.hosts_store = lambda: hosting.is_hosting
         elif self.node.handed_on and isinstance(self._hosting, OneHostStarter):
-            await self._hosting.begin_again()
+            await self._hosting.reset()
         await self._hosting.begin()
 
 
 def create_etcd(parameters: RendezvousParameters) -> Handler:
     """Return a handler over an etcd cluster."""
-    settings = with_expected_nodes(parse(parameters.url, parameters.overrides, os.environ))
+    settings = resolve_file_settings(parse(parameters.url, parameters.overrides, os.environ))
     try:
         from store.etcd import blocking as etcd_sync
     except ImportError as error:
@@ -266,7 +266,7 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
     shared_as = (cluster["cluster"], settings.prefix, *who)
 
     def open_store(**more: Any) -> ClientToEnter:
-        return client_of(settings, credentials, shared_as=shared_as, timeout=CALL_TIMEOUT, **more)
+        return make_client(settings, credentials, shared_as=shared_as, timeout=CALL_TIMEOUT, **more)
 
     def open_node_client() -> ClientToEnter:
         begin_metrics()

@@ -94,7 +94,7 @@ class Credentials:
                 found.append(None)
         return found
 
-    def server_token(self, *, renews: bool = False) -> Secret:
+    def server_token_getter(self, *, renews: bool = False) -> Secret:
         """Return a function for the server's token; None without a token. If `renews`, it rereads the file."""
 
         def current_token() -> bytes | None:
@@ -156,7 +156,7 @@ class _FullPath(str):
         return repr(self.given)
 
 
-def with_expected_nodes(settings: Settings) -> Settings:
+def resolve_file_settings(settings: Settings) -> Settings:
     """Return the settings with `expected_file`'s nodes in `expected`, and full paths: the program may `chdir`."""
     given = {name: path for name in PATHS if (path := getattr(settings, name)) is not None}
     full: dict[str, Any] = {name: _FullPath.from_given(path) for name, path in given.items()}

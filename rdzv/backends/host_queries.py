@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ANSWERS_WITHIN: Final = 3.0  # seconds for a host to answer
 ASK_AGAIN_AFTER: Final = 0.2  # seconds between searches
 ALSO_WITHIN: Final = 0.05  # seconds, the least limit for further answers once a host serves
-ATTEMPT: Final = 0.4  # seconds; the least limit for answers at a reconnect, below the half second of an attempt
+ATTEMPT: Final = 0.4  # seconds, the least limit for answers at a reconnect; an attempt takes half a second
 FRAME_HEAD_BYTES: Final = 4
 # Of the answers at a host's addresses, the first in this order counts.
 PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}
@@ -144,13 +144,13 @@ def _parse_reply(said: Greeting | Rejection) -> Reply:
         return Reply(Answer.SERVES, said.store_id, generation=said.generation)
     if said.kind == CANDIDATE:
         return Reply(Answer.CANDIDATE, said.message)
-    return Reply(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a full server rejects this client, but serves
+    return Reply(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a full server, too, serves
 
 
 async def ask_all(
     hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN, own: str = ""
 ) -> list[Reply]:
-    """Ask all hosts concurrently, until one serves; hosts without an answer soon after count as silent."""
+    """Ask all hosts concurrently; hosts without an answer soon after one serves count as silent."""
     found = [Reply(Answer.SILENT)] * len(hosts)
     questions = [partial(host.ask, tls, within=within, own=own) for host in hosts]
     await _until_one_serves(found, questions, also_within=ALSO_WITHIN)
@@ -166,7 +166,7 @@ def latest_store(found: Sequence[Reply]) -> int | None:
 async def _until_one_serves(
     replies: list[Reply], questions: Sequence[Callable[[], Awaitable[Reply]]], also_within: float = 0.0
 ) -> None:
-    """Ask concurrently; once one serves, wait `also_within` for others, or as long as it took. Set each reply."""
+    """Ask concurrently; once one serves, wait `also_within`, or as long as it took. Set each reply."""
     began = anyio.current_time()
 
     async def ask(place: int) -> None:
@@ -181,7 +181,7 @@ async def _until_one_serves(
 
 
 def raise_own_problem(found: Sequence[Reply], *kinds: type[Exception]) -> None:
-    """Raise the first error of these kinds, or of an exhausted limit of this process: such a host was not asked."""
+    """Raise the first error of these kinds, or of an exhausted limit: such a host was not asked."""
     for error in (asked.error for asked in found):
         if error is not None and (isinstance(error, kinds) or exhausted_limit(error)):
             raise error

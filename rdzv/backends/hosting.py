@@ -29,9 +29,9 @@ from rdzv.backends.bind_address import (
     HostedElsewhereError,
     NotResolvedError,
     PortTakenError,
-    accepting_targets,
     choose_bind_address,
-    list_hosts,
+    connect_to_all,
+    join_hosts,
 )
 from rdzv.backends.monitoring import serve_embedded
 from rdzv.backends.store_process import StoreProcess, announce_end
@@ -87,14 +87,14 @@ class HostedStore:
         """Wait for the clients to leave (see the module), then end the store; a cancellation skips the wait."""
         try:
             if not await self._wait_until_alone(CLOSING_WITHIN):
-                await (self._hand_over if self._keys.has_successors else self._wait_for_others)(open_client)
+                await (self._send_to_next_host if self._keys.has_successors else self._wait_for_others)(open_client)
         finally:
             await self.end()
 
     @property
-    def has_ended(self) -> bool:
+    def has_died(self) -> bool:
         """True if the store has ended, or its own process by itself."""
-        return self._has_ended or (isinstance(self.server, StoreProcess) and self.server.has_ended)
+        return self._has_ended or (isinstance(self.server, StoreProcess) and self.server.has_died)
 
     async def end(self) -> None:
         """End the store at once."""
@@ -103,7 +103,7 @@ class HostedStore:
             await anyio.to_thread.run_sync(self._serving.close)
         self._has_ended = True
 
-    async def _hand_over(self, open_client: OpenClient) -> None:
+    async def _send_to_next_host(self, open_client: OpenClient) -> None:
         """Send all nodes to the next host, which may serve from now on; wait until they have left."""
         ttl = self._linger + ENDING_TTL
         try:
@@ -236,7 +236,7 @@ class StoreStarter(ABC):
     @property
     def is_hosting(self) -> bool:
         """True if this process serves the store; thread-safe."""
-        return self._hosted_store is not None and not self._hosted_store.has_ended
+        return self._hosted_store is not None and not self._hosted_store.has_died
 
     async def aclose(self) -> None:
         """End the attempts to find or start a store, or the hosted store."""
@@ -253,11 +253,11 @@ class OneHostStarter(StoreStarter):
     """Decides whether this process starts the store at the URL's one host, when its node first looks for the store."""
 
     async def begin(self) -> None:
-        """Start the store if this process should; only the first call may start it: see `begin_again`."""
+        """Start the store if this process should; only the first call may start it: see `reset`."""
         if self._task is None:
             await super().begin()
 
-    async def begin_again(self) -> None:
+    async def reset(self) -> None:
         """Let the next `begin` decide again, as the store found is shutting down and has rejected this node."""
         if self._task is not None and not self.is_hosting:
             self.note_store_found()
@@ -270,11 +270,11 @@ class OneHostStarter(StoreStarter):
             try:
                 host = await in_thread(lambda: host_if_needed(self._settings, self._credentials, self._gives_up))
                 if host is not None:
-                    if (reason := await self._end_reason(host)) is not None:
+                    if (reason := await self._reason_to_end(host)) is not None:
                         await host.end()
                         raise reason
                     if self._settings.data_dir is not None:
-                        await self._clear_old_rejection()
+                        await self._allow_newcomers_again()
                 return host
             except RendezvousError as error:
                 if not await self._is_temporary(error):
@@ -289,12 +289,12 @@ class OneHostStarter(StoreStarter):
             if self._settled.is_set():
                 return None
 
-    async def _end_reason(self, host: HostedStore) -> RendezvousConnectionError | None:
+    async def _reason_to_end(self, host: HostedStore) -> RendezvousConnectionError | None:
         """Return why the new store must end, if the URL leads to another store or nowhere."""
         url = self._settings.endpoint.url
         if not host.bound.indirect:
             try:
-                began_too = await in_thread(lambda: accepting_targets(host.bound.foreign)) if host.bound.foreign else []
+                began_too = await in_thread(lambda: connect_to_all(host.bound.foreign)) if host.bound.foreign else []
             except CannotProbeError as error:
                 return error
             if began_too:
@@ -311,7 +311,7 @@ class OneHostStarter(StoreStarter):
             )
         return None if leads_here else HostedElsewhereError(f"{url} leads to the store of another node")
 
-    async def _clear_old_rejection(self) -> None:
+    async def _allow_newcomers_again(self) -> None:
         """Delete the last host's rejection of new nodes from a store that continues from disk."""
         try:
             async with self._open_client(CALL_TIMEOUT) as client:
@@ -404,7 +404,7 @@ def serve_store_on(
 
 def _refuse_shared_name(settings: Settings, host: str, bound: BindAddress) -> None:
     """Raise for a name of several machines if several nodes may join; else warn."""
-    others = f"also names {list_hosts(bound.foreign)}, of other machines" if bound.foreign else "stands for any machine"
+    others = f"also names {join_hosts(bound.foreign)}, of other machines" if bound.foreign else "stands for any machine"
     problem = f"{host} {others}, and each of them would start a store of its own"
     if settings.max_nodes != 1:
         raise RendezvousSettingsError(f"run {settings.run_id}: {problem}; {LET_ONE_HOST}")

@@ -40,7 +40,7 @@ def make_metrics_starter(node: Node, settings: Settings, credentials: Credential
     """Return a function, for the node's loop, that serves the process's metrics once, if `metrics_port` is set."""
     if settings.metrics_port is None or not settings.can_join:
         return lambda: None
-    token, tls = credentials.server_token(renews=True), credentials.server_tls(renews=True)
+    token, tls = credentials.server_token_getter(renews=True), credentials.server_tls(renews=True)
     insecure = settings.insecure
     # Serve the metrics on loopback only, unless clients are authenticated or `insecure` is set.
     host = "" if insecure or token is not None or (tls is not None and settings.ca is not None) else "localhost"
@@ -71,7 +71,7 @@ def serve_embedded(
             f"the limit of open files is {most}, and the store of a run of {nodes} nodes needs {files}; raise ulimit -n"
         )
     app = None if port_of_page is None else http_module("app", "http_port")  # without the extra, raise before the start
-    token, tls = credentials.server_token(renews=True), credentials.server_tls(renews=True)
+    token, tls = credentials.server_token_getter(renews=True), credentials.server_tls(renews=True)
     store_serving = store.sync.serve(
         address,
         port,

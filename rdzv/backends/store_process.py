@@ -1,8 +1,8 @@
 """The embedded store in its own process (`host=process`), for programs that hold the GIL for long.
 
 The node binds the port, and executes this interpreter: a fork would copy the locks of threads, and `multiprocessing`
-would run the user's script again. Node and store process exchange pickled objects over a socket pair, since secrets
-must not be in arguments or in the environment. The store's process ends when the node's end of the pair is closed. As a
+would run the user's script again. Node and store process exchange pickled objects by a socket pair: secrets
+must not be in arguments or the environment. The store's process ends when the node's end of the pair is closed. As a
 forked child of a killed node may keep that end open, the store's process also polls its parent.
 """
 
@@ -46,7 +46,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
 POLL_EVERY: Final = 0.1  # seconds between checks whether clients are connected, or the start is given up
-ENDS_WITHIN: Final = 15.0  # seconds for an answer, and from the request to end until SIGKILL; a server ends within 10 s
+ENDS_WITHIN: Final = 15.0  # seconds for an answer, and to end, before SIGKILL; a server ends within 10
 HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix", "limits", "min_nodes", "close_timeout")
 # Full paths, and the folder of this package: `sys.path` may have relative ones, and the program may `chdir`.
 IMPORTED_FROM: Final = (*map(os.path.abspath, sys.path), str(Path(__file__).parents[2]))
@@ -70,7 +70,7 @@ class StoreProcess:
         self.end_when_alone: StoreProcess = self  # as `Server.end_when_alone`
         self.rejects_clients: bool = False  # True once the server rejects clients
         self.connections: int = 0  # the number of connected clients at the last answer
-        self.has_ended: bool = False  # True if the process has ended by itself
+        self.has_died: bool = False  # True if the process has ended by itself
         self._serves = self._stopped = False
         self._asking, (self._control, theirs) = threading.Lock(), Pipe()
         listeners = listeners or listen_on(address, port)
@@ -144,7 +144,7 @@ class StoreProcess:
     def _wait_for_end(self) -> None:
         status = self._process.wait()
         if self._serves:
-            self.has_ended = True
+            self.has_died = True
             log.error("the process that serves the store (pid %d) has ended with %d", self._process.pid, status)
         with self._asking:
             self._control.close()

@@ -58,7 +58,7 @@ PAUSE_MOST: Final = 1.0  # seconds
 ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then the host is asked again
 LOST_ANSWERS_WITHIN: Final = 0.2  # the same after `rdzv lost`, which has waited for the host already
 CONNECTS_WITHIN: Final = 0.3  # seconds for this node to connect to a host that serves
-LOOK_FOR_RIVAL_EVERY: Final = (5.0, 10.0)  # seconds, at random, between looks for another store while this one serves
+LOOK_FOR_RIVAL_EVERY: Final = (5.0, 10.0)  # seconds, at random, between looks for another store
 SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also the time for a report of `rdzv lost` to arrive
 RIVAL: Final = "a later store serves at %s, as after rdzv lost for a host at work: the one at %s sends its nodes there"
 
@@ -108,7 +108,7 @@ class HostSuccession(StoreStarter):
             raise RendezvousConnectionError(self.problem) from error
 
     async def _give_way_to_later_store(self, host: HostedStore) -> None:
-        """End the hosted store if nodes would choose another one, as after `rdzv lost` for a host at work."""
+        """End the hosted store if nodes would choose another, as after a wrong `rdzv lost`."""
         dial = MultiHostDial(self._settings, self._credentials)
         name, other = self._settings.endpoint.url, None
         while other in {None, host.server.store_id}:

@@ -149,7 +149,7 @@ def run_command(command: Command, options: argparse.Namespace) -> int:
         level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[StandardErrorHandler()]
     )
     if threading.current_thread() is threading.main_thread():
-        _reset_signals()
+        _unblock_signals()
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             status = runner.run(_run_until_ctrl_c(command, options))
@@ -177,14 +177,14 @@ ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.
 AGAIN_AFTER: Final = 1.0  # seconds; a signal that is repeated sooner is ignored
 
 
-def _reset_signals() -> None:
+def _unblock_signals() -> None:
     """Unblock signals that the parent has blocked; stop ignoring SIGCHLD, or children have no exit status."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 
 
-def handle_signal(number: signal.Signals, callback: Callable[..., object], *arguments: Any) -> None:
+def on_signal(number: signal.Signals, callback: Callable[..., object], *arguments: Any) -> None:
     """Call `callback` in the running loop at each signal `number`, unless this process ignores that signal."""
     if signal.getsignal(number) is not signal.SIG_IGN:
         asyncio.get_running_loop().add_signal_handler(number, callback, *arguments)
@@ -207,7 +207,7 @@ def _cancel_on_ctrl_c(also: Iterable[signal.Signals]) -> None:
                 if signal.getsignal(other) is signal.SIG_DFL:  # the command does not handle this signal
                     signal.signal(other, cancel_or_exit)
 
-    # Not the loop's handlers: an unread standard output may hold up the loop.
+    # Not the loop's handlers: unread output may hold up the loop.
     for number in (signal.SIGINT, *also):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, cancel_or_exit)
@@ -242,7 +242,7 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
     try:
         return await _run_with_timeout(command, options)
     finally:
-        # Keep the handlers for a repeated signal: a loop that ends, or Python at exit, would remove them.
+        # Keep these handlers: a loop that ends, or Python at exit, would remove them.
         if SignalFilter.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
             _set_end_handlers(_exit_if_repeated)  # a later signal ends an exit that unread output blocks

@@ -20,8 +20,8 @@ from anyio.abc import SocketAttribute
 
 import store
 from rdzv._version import __version__
-from rdzv.backends.bind_address import LET_ONE_HOST, list_hosts, split_own_addresses
-from rdzv.backends.credentials import Credentials, with_expected_nodes
+from rdzv.backends.bind_address import LET_ONE_HOST, join_hosts, split_own_addresses
+from rdzv.backends.credentials import Credentials, resolve_file_settings
 from rdzv.backends.host_queries import ask_hosts_for_answers
 from rdzv.cli.command import DONE, FAILED, JSON, NAMED_MOST, STORE, command, option, print_text, say
 from rdzv.cli.reach import open_run, open_store, parse_settings
@@ -102,7 +102,7 @@ async def _diagnose(options: argparse.Namespace) -> int:
 
 
 async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
-    settings = with_expected_nodes(parse_settings(options.url, expected_file=options.expected))
+    settings = resolve_file_settings(parse_settings(options.url, expected_file=options.expected))
     url, run_id = settings.endpoint.url, split_url(options.url).run_id
     own_address, step = "", options.timeout / STEPS
     replies = await ask_hosts_for_answers(settings, Credentials(settings))
@@ -119,7 +119,7 @@ async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
             checks.append(check)
             own_address = reached_from or own_address
         if addresses and not is_etcd(url):
-            await _check_other_machines(host, port, checks)
+            await _check_shared_name(host, port, checks)
     serving = [host for host, answer in answers.items() if answer is Answer.SERVES]
     if answers and not serving:
         checks.append(Check("store", "no host serves it", "start a node on one of them"))
@@ -186,12 +186,12 @@ async def _check_name(host: str, port: int, checks: list[Check], *, timeout: flo
     return addresses
 
 
-async def _check_other_machines(host: str, port: int, checks: list[Check]) -> None:
+async def _check_shared_name(host: str, port: int, checks: list[Check]) -> None:
     """Report a `host` whose addresses belong to several machines: each machine would start a store."""
     with contextlib.suppress(OSError):
         ours, others = await anyio.to_thread.run_sync(split_own_addresses, host, port)
         if ours and others:
-            found = f"{host} is {list_hosts(ours)} of this machine, and {list_hosts(others)}, which it does not have"
+            found = f"{host} is {join_hosts(ours)} of this machine, and {join_hosts(others)}, which it does not have"
             checks.append(Check("machines", found, LET_ONE_HOST))
 
 

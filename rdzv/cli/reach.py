@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv.backends.builtin import client_of
+from rdzv.backends.builtin import make_client
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.registry import rendezvous_handler_registry
 from rdzv.config.endpoint import SCHEMES, split_url
@@ -46,7 +46,7 @@ def parse_settings(url: str, *, needs_run: bool = False, **given: Any) -> Settin
 async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, Keys]]:
     """Connect to a URL's store; yield the store, and the keys of the URL's run."""
     settings = parse_settings(url)
-    async with client_of(settings, Credentials(settings), timeout=timeout) as client:
+    async with make_client(settings, Credentials(settings), timeout=timeout) as client:
         yield client, Keys(settings.prefix, settings.run_id)
 
 
@@ -62,7 +62,7 @@ async def open_run(
     by = settings.node_id or f"{host_name()}-{os.getpid()}"
     keys = Keys(settings.prefix, settings.run_id)
     async with contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(client_of(settings, Credentials(settings), timeout=options.timeout))
+        client = await stack.enter_async_context(make_client(settings, Credentials(settings), timeout=options.timeout))
         run = Run(client, keys, by=by, keep=settings.closed_ttl)
         if must_exist:
             await run.check_exists()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from rdzv.cli.command import CLOSED, FAILED, NO_CONNECTION, OF_RUN, TIMED_OUT, WRONG_USAGE, Argument, command
 from rdzv.cli.launcher import launch, slurm
-from rdzv.cli.launcher.job import ExitAction, Job, arguments
+from rdzv.cli.launcher.job import ExitAdvice, Job, arguments
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 THEN: Final = {
-    OF_RUN + FAILED: ExitAction.REPLACE,
-    OF_RUN + WRONG_USAGE: ExitAction.OVER,
-    OF_RUN + CLOSED: ExitAction.OVER,
-    OF_RUN + TIMED_OUT: ExitAction.RESTART,
-    OF_RUN + NO_CONNECTION: ExitAction.RESTART,
+    OF_RUN + FAILED: ExitAdvice.REPLACE,
+    OF_RUN + WRONG_USAGE: ExitAdvice.OVER,
+    OF_RUN + CLOSED: ExitAdvice.OVER,
+    OF_RUN + TIMED_OUT: ExitAdvice.RESTART,
+    OF_RUN + NO_CONNECTION: ExitAdvice.RESTART,
 }
 """The action that the caller of a failed launcher should take, by the launcher's exit status."""
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 import store
-from rdzv.backends.builtin import client_of
+from rdzv.backends.builtin import make_client
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import http_module
 from rdzv.backends.succession import HostSuccession
-from rdzv.cli.command import DONE, Argument, SignalFilter, argument_type, command, flag, handle_signal, option
+from rdzv.cli.command import DONE, Argument, SignalFilter, argument_type, command, flag, on_signal, option
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
 from rdzv.config.parameters import Parameter
@@ -113,7 +113,7 @@ def _old_flag_of_limit(limit: dataclasses.Field[Any]) -> Argument:
 async def _serve_store(options: argparse.Namespace) -> int:
     stop = asyncio.Event()
     credentials = Credentials(_settings_of_options("tcps://localhost/any", options))
-    tls, token = credentials.server_tls(), credentials.server_token()
+    tls, token = credentials.server_tls(), credentials.server_token_getter()
     host = options.host
     if host is None:
         says_who_may_come = options.insecure or token is not None or options.ca is not None
@@ -127,12 +127,12 @@ async def _serve_store(options: argparse.Namespace) -> int:
         if stop.is_set():
             os._exit(AT_ONCE)
         stop.set()
-        handle_signal(signal.SIGHUP, on_stop_signal, signal.SIGHUP)
-        _print_line(f"{number.name}: leaving; again after a second: at once")
+        on_signal(signal.SIGHUP, on_stop_signal, signal.SIGHUP)
+        _print_notice(f"{number.name}: leaving; again after a second: at once")
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-        handle_signal(number, on_stop_signal, number)
-    handle_signal(signal.SIGHUP, _reload_credentials, credentials, tls)
+        on_signal(number, on_stop_signal, number)
+    on_signal(signal.SIGHUP, _reload_credentials, credentials, tls)
     if options.hosts is not None:
         return await _serve_as_one_of_hosts(options, stop)
     serving = store.serve(
@@ -150,12 +150,12 @@ async def _serve_store(options: argparse.Namespace) -> int:
             http = serve(
                 server, host, options.http_port, token=token, tls=tls, insecure=options.insecure, prefix=prefix
             )
-            _print_line(f"HTTP at {await stack.enter_async_context(http)}")
+            _print_notice(f"HTTP at {await stack.enter_async_context(http)}")
         where = host_and_port(host or "*", server.port)
         kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
         if options.port_file:
             _write_atomically(options.port_file, f"{server.port}\n")
-        _print_line(f"store {server.store_id} listens on {where}, {kept}")
+        _print_notice(f"store {server.store_id} listens on {where}, {kept}")
         notify_service_manager("READY=1")
         server.on_failure(stop.set)  # if the server fails, end this process: a service manager restarts it
         beating = asyncio.create_task(_notify_watchdog(), name="tell the watchdog that this loop runs")
@@ -167,7 +167,7 @@ async def _serve_store(options: argparse.Namespace) -> int:
             if not server.connections:
                 collect_frozen()
         notify_service_manager("STOPPING=1")
-        _print_line(f"leaving, {server.connections} connections are told")
+        _print_notice(f"leaving, {server.connections} connections are told")
     return DONE
 
 
@@ -179,7 +179,7 @@ async def _serve_as_one_of_hosts(options: argparse.Namespace, stop: asyncio.Even
     if not settings.endpoint.has_successors:
         raise RendezvousSettingsError(f"--hosts={options.hosts[:80]} names one host; give --host and --port for that")
     credentials = Credentials(settings)
-    succession = HostSuccession(settings, credentials, lambda _: client_of(settings, credentials), random.Random())
+    succession = HostSuccession(settings, credentials, lambda _: make_client(settings, credentials), random.Random())
     said = ""
     try:
         while not stop.is_set():
@@ -187,7 +187,7 @@ async def _serve_as_one_of_hosts(options: argparse.Namespace, stop: asyncio.Even
             state = f"serves the store at {settings.endpoint.url}" if succession.is_hosting else "waits for its turn"
             if state != said:
                 said = state
-                _print_line(state)
+                _print_notice(state)
                 notify_service_manager(f"READY=1\nSTATUS={state}")
             with anyio.move_on_after(LOOK_EVERY):
                 await stop.wait()
@@ -216,7 +216,7 @@ async def _notify_watchdog() -> None:
         notify_service_manager("WATCHDOG=1")
 
 
-def _print_line(what: str) -> None:
+def _print_notice(what: str) -> None:
     say_error(f"rdzv serve: {what}")
 
 
@@ -239,17 +239,17 @@ def _settings_of_options(url: str, options: argparse.Namespace, **given: Any) ->
 def _reload_credentials(credentials: Credentials, tls: ssl.SSLContext | None) -> None:
     """Reload token, certificate, key and authorities; if one of them is invalid, keep the present ones."""
     if tls is None and credentials.renew is None:
-        _print_line("there is no certificate to read again, and no file with a token")
+        _print_notice("there is no certificate to read again, and no file with a token")
         return
     what = "the token" if tls is None else "the certificate"
     try:
         token = credentials.read_token()
         credentials.server_tls()
     except RendezvousSettingsError as error:
-        _print_line(f"{what} stays as it was: {error}")
+        _print_notice(f"{what} stays as it was: {error}")
     else:
         credentials.token = token
-        _print_line(f"{what} was read again, and is shown to new connections")
+        _print_notice(f"{what} was read again, and is shown to new connections")
 
 
 def _write_atomically(path: str, text: str) -> None:

@@ -158,11 +158,11 @@ def split_url(url: str) -> UrlParts:
     given: object = url
     if not isinstance(given, str):
         refuse(f"the URL {shown(given)} must be a str; write for example tcp://head:29400/job-7")
-    return _split_valid_url(url)
+    return _parse_url(url)
 
 
 @functools.lru_cache(maxsize=16)  # cached: the registry and the backend parse the same URL
-def _split_valid_url(url: str) -> UrlParts:
+def _parse_url(url: str) -> UrlParts:
     visible = shown(url.partition("?")[0] if "@" not in url else "...")  # errors show no parameters and no passwords
     if "://" not in url:
         refuse(f"the URL {visible} has no scheme; write for example tcp://head:29400/job-7")

@@ -226,7 +226,7 @@ def _ports(raw: Any) -> str:
     return f"{low}-{high}" if dash else f"{low}"
 
 
-def _checker(is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
+def _accept_if(is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
     def convert(raw: Any) -> Any:
         if not is_one(raw):
             raise TypeError
@@ -250,7 +250,7 @@ TEXT: Final = Kind("text that is not empty, in printable characters", _check_tex
 PATH: Final = Kind("the path of a file or directory, not empty", _path, "/run/secrets/rdzv")
 PREFIX: Final = Kind("the beginning of a key, in printable characters and more than slashes", _prefix, "/rdzv")
 ADDRESS: Final = Kind("a host name or an IP address of this machine, without a port", _address, "10.0.0.7")
-SECRET: Final = Kind("text or bytes, not empty", _checker(lambda raw: isinstance(raw, str | bytes) and raw), "...")
+SECRET: Final = Kind("text or bytes, not empty", _accept_if(lambda raw: isinstance(raw, str | bytes) and raw), "...")
 PAYLOAD: Final = Kind(
     f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack, nested at most {PAYLOAD_LEVELS_MAX} deep", _payload, "8xH100"
 )
@@ -263,12 +263,12 @@ LIMITS: Final = Kind("a store.Limits, or names of its fields with numbers", _rea
 RANK_ORDER: Final = Kind(
     f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _rank_order, "topology:rack"
 )
-HOST: Final = Kind(f"one of {', '.join(HOSTS)}", _checker(HOSTS.__contains__), "process")
-TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _checker(TORCH_STORES.__contains__), "tcp")
+HOST: Final = Kind(f"one of {', '.join(HOSTS)}", _accept_if(HOSTS.__contains__), "process")
+TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _accept_if(TORCH_STORES.__contains__), "tcp")
 PORTS: Final = Kind(f"a port or a range of them, from 1 to {PORT_MAX}", _ports, "29500-29599")
 HTTP_PORT: Final = whole_number(
     0, PORT_MAX, limit=f"a port from 1 to {PORT_MAX}, or 0 for any free one", example="29401"
 )
-FUNCTION: Final = Kind("a function", _checker(callable), "check_gpus")
+FUNCTION: Final = Kind("a function", _accept_if(callable), "check_gpus")
 # An SSLContext is recognized by its method, as a pure module does not import `ssl`.
-TLS: Final = Kind("an ssl.SSLContext", _checker(lambda raw: hasattr(raw, "wrap_bio")), "ssl.create_default_context()")
+TLS: Final = Kind("an ssl.SSLContext", _accept_if(lambda raw: hasattr(raw, "wrap_bio")), "ssl.create_default_context()")

@@ -42,7 +42,7 @@ class Missing(Record, kw_only=True):
         return f"{how}: {self.why}" if self.why else how
 
 
-class AbsentNodes(Record, kw_only=True):
+class AbsenceReport(Record, kw_only=True):
     """A coordinator's report of missing nodes."""
 
     missing: tuple[Missing, ...] = ()  # at most `NAMED_MOST`
@@ -52,7 +52,7 @@ class AbsentNodes(Record, kw_only=True):
     staying_at: tuple[str, ...] = ()  # the addresses of the `staying` members
     said_at: float = 0.0  # the Unix time of this report; 0 if unknown
 
-    def without_durations(self) -> AbsentNodes:
+    def without_durations(self) -> AbsenceReport:
         """Return the report without the fields that change with time alone."""
         missing = tuple(one.replace(ago=None) for one in self.missing)
         return self.replace(missing=missing, said_at=0.0, waited=None if self.waited is None else 0.0)
@@ -98,7 +98,7 @@ class AbsenceBook:
         self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # by id: how, when, address, why
         self._short_since: float | None = None
 
-    def take_over(self, absent: AbsentNodes, *, now: float) -> None:
+    def take_over(self, absent: AbsenceReport, *, now: float) -> None:
         """Add the missing nodes of the previous coordinator's report, which this node received at `now`."""
         for one in absent.missing:
             if one.how != NEVER_SEEN:
@@ -136,15 +136,15 @@ class AbsenceBook:
         elif self._short_since is None or waited is not None:
             self._short_since = now - (waited or 0.0)
 
-    def report(self, *, now: float, staying: Mapping[str, str] | None = None) -> AbsentNodes:
-        """Return the report; `staying` maps ids to addresses, for `AbsentNodes.staying`."""
+    def report(self, *, now: float, staying: Mapping[str, str] | None = None) -> AbsenceReport:
+        """Return the report; `staying` maps ids to addresses, for `AbsenceReport.staying`."""
         count = len(self._gone) + len(self._unseen)
         gone = (
             Missing(node_id=node_id, how=how, ago=None if at is None else max(now - at, 0.0), address=address, why=why)
             for node_id, (how, at, address, why) in self._gone.items()
         )
         unseen = (Missing(node_id=node_id, how=NEVER_SEEN) for node_id in self._unseen)
-        return AbsentNodes(
+        return AbsenceReport(
             missing=tuple(islice(chain(gone, unseen), count if count <= NAMED_MOST else NAMED_OF_MANY)),
             count=count,
             waited=None if self._short_since is None else max(now - self._short_since, 0.0),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from rdzv.core.absent import NAMED_OF_MANY
 from rdzv.core.addresses import with_reachable_addresses
-from rdzv.core.hosts.lost_store import survivor_ranks
+from rdzv.core.hosts.lost_store import ranks_in_lost_store
 from rdzv.core.ranks import describe_domains, fill_units
 from rdzv.core.state import MOVES, NAMED_MOST, Closed, Head, Phase, Progress, leaving_in_words
 from rdzv.errors import RendezvousSettingsError
@@ -51,7 +51,7 @@ class Rules:
     unit_within: str = ""  # an attribute with one value in all nodes of a unit; empty: units may mix values
     ttl: float = 0.0  # seconds within which a member cut off from the store stops
 
-    def in_whole_units(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
+    def nodes_in_whole_units(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
         """Return the nodes that form complete units (see `unit_within`)."""
         return fill_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
 
@@ -140,7 +140,7 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
         return Resize(revision=head.resized.revision)
     if view.next_to_expel is not None:
         node_id, why = view.next_to_expel
-        record, progress = view.records[node_id], _progress(view, rules, closed=closed, now=now, drained=head.drains)
+        record, progress = view.records[node_id], _progress_of(view, rules, closed=closed, now=now, drained=head.drains)
         progress = progress.after_expulsion(node_id, address=record.address, why=why)
         return Expel(node_id=node_id, arrival=record.arrival, why=why, progress=progress)
     act = next_round(view, rules, head, now=now)
@@ -182,14 +182,14 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
 def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Commit:
     """Return the next round if it can complete now, else a `Wait` whose progress says why not."""
     assert view.synced, "the picture is complete: a node that it lacks would count as gone"
-    progress = _progress(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
+    progress = _progress_of(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
         return Wait(until=None, progress=progress)
     if head.moves:
         return Wait(until=None, progress=add_problem(progress, MOVES))
     enough = view.enough_since is not None
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
-    placed = len(rules.in_whole_units([*view.waiting.values()]))
+    placed = len(rules.nodes_in_whole_units([*view.waiting.values()]))
     full = rules.round_size(placed) == rules.capacity
     # If the last round has no live member, and no lost member may come back, no further node is expected.
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
@@ -198,7 +198,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     nobody_else = all_have_come and regroup and not view.expected_back
     is_news = view.round is None or view.round.revision < head.lost_store_told
     lost = head.lost_store if is_news else None
-    survivors = survivor_ranks(view.waiting.values(), lost)
+    survivors = ranks_in_lost_store(view.waiting.values(), lost)
     if lost is not None:
         missing, ends_at = lost.awaited - len(survivors), head.lost_store_at + rules.ttl
         if missing > 0 and now < ends_at:
@@ -231,7 +231,7 @@ def add_problem(progress: Progress, problem: str) -> Progress:
     return progress.replace(problem=problem[:PROBLEM_MOST], last_call_left=None)
 
 
-def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str]) -> Progress:
+def _progress_of(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str]) -> Progress:
     joined, live = len(view.waiting), len(view.live)
     left = None
     if view.enough_since is not None and rules.round_size(joined) < rules.capacity:
@@ -246,7 +246,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
         phase = Phase.GATHERING
     # With too few nodes for a round, none is a spare: join timeouts must run (R1), but a spare's is suspended.
     here = [*(view.records[node_id] for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
-    room = rules.round_size(len(rules.in_whole_units(here)) if rules.unit_within else live + joined)
+    room = rules.round_size(len(rules.nodes_in_whole_units(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
     spares_after, spare_ids = _find_spares(view, rules, spares)
     left_out = len(view.left_out)
@@ -323,14 +323,14 @@ def _choose_members(
 def _new_commit(view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int) -> Commit:
     """Return the round to commit. `survivors` maps nodes of the lost store's round `after` (-1: none) to ranks."""
     arrivals = list(view.waiting.values())
-    room = rules.round_size(len(rules.in_whole_units(arrivals)))
+    room = rules.round_size(len(rules.nodes_in_whole_units(arrivals)))
     previous = {**survivors, **{node_id: member.rank for node_id, member in view.members.items()}}
     kept = [record for record in arrivals if record.node_id in previous]
     newcomers = [record for record in arrivals if record.node_id not in previous]
     # If the run was resized to fewer nodes, the members of the lowest ranks stay, not the first to arrive.
     kept.sort(key=lambda record: previous[record.node_id])
     if rules.unit_within:
-        chosen = list(rules.in_whole_units([*kept, *newcomers])[:room])
+        chosen = list(rules.nodes_in_whole_units([*kept, *newcomers])[:room])
     else:
         chosen = [*_choose_members(rules, kept, (), room), *_choose_members(rules, newcomers, kept, room - len(kept))]
     chosen.sort(key=lambda record: record.arrival)
@@ -341,7 +341,7 @@ def _new_commit(view: View, rules: Rules, progress: Progress, survivors: Mapping
     reached = next((record for record in ordered if not record.unreached), oldest)
     if reached is not ordered[0]:
         ordered = (reached, *(record for record in ordered if record is not reached))
-    ordered = tuple(rules.in_whole_units(ordered))  # make each unit's ranks adjacent
+    ordered = tuple(rules.nodes_in_whole_units(ordered))  # make each unit's ranks adjacent
     if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
         raise RendezvousSettingsError(
             f"rank_order made {len(ordered)} ranks of {_plural(len(chosen))}; it must give each node it gets once"

@@ -146,7 +146,7 @@ def time_spent(chapter: Chapter, seconds: float) -> TimeSpent:
     return TimeSpent(trained=trained, regrouped=seconds - trained - waited, waited=waited)
 
 
-def seconds_between_rounds(chapter: Chapter, following: Chapter) -> float:
+def seconds_between_completions(chapter: Chapter, following: Chapter) -> float:
     """Return the seconds between two rounds' completions: measured, else by times of day, else to the last incident."""
     if following.after is not None:
         return following.after
@@ -167,7 +167,7 @@ def _forget_oldest(history: History) -> History:
         chapters=history.chapters[1:],
         past=EarlierRounds(
             rounds=past.rounds + 1,
-            spent=past.spent + time_spent(oldest, seconds_between_rounds(oldest, following)),
+            spent=past.spent + time_spent(oldest, seconds_between_completions(oldest, following)),
             losses=past.losses + sum(one.count for one in losses),
             lost=MappingProxyType(dict(lost.most_common(NODES_COUNTED_MOST))),
             reasons=MappingProxyType(dict(reasons.most_common(REASONS_COUNTED_MOST))),

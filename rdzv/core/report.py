@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv.core.history import TimeSpent, seconds_between_rounds, time_spent
+from rdzv.core.history import TimeSpent, seconds_between_completions, time_spent
 from rdzv.core.state import WITH, Phase
 from rdzv.core.stuck.pace import Pace, StepOf, pace_of
 
@@ -78,7 +78,7 @@ class RunStatus:
         return {**self.unfit, **banned, **where}
 
 
-def pace_in(status: RunStatus) -> Pace:
+def pace_of_run(status: RunStatus) -> Pace:
     """Return the pace of a run's members."""
     timeout = status.settings.get("stall_timeout")
     return pace_of(status.steps, stall_timeout=timeout if isinstance(timeout, (int, float)) else None)
@@ -140,7 +140,7 @@ def run_state(status: RunStatus, pace: Pace, counts: Mapping[str, int]) -> tuple
 def report(status: RunStatus) -> dict[str, Any]:
     """Return a status as JSON's types."""
     bootstrap, closing, resized, now = status.bootstrap, status.closing, status.resized, status.now
-    pace = pace_in(status)
+    pace = pace_of_run(status)
     states = node_states(status, pace)
     meant, words = run_state(status, pace, counts := count_states(status, states))
 
@@ -273,7 +273,7 @@ def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
     def add_seconds(age: float | None) -> float | None:
         return None if age is None else age + seconds
 
-    def bans_later(bans: Mapping[str, Ban]) -> dict[str, Ban]:
+    def advance_bans(bans: Mapping[str, Ban]) -> dict[str, Ban]:
         return {
             name: one if one.ends_in is None else one.replace(ends_in=one.ends_in - seconds)
             for name, one in bans.items()
@@ -288,8 +288,8 @@ def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
         last_call_left=None if left is None else max(left - seconds, 0.0),
         missing=tuple(one.replace(ago=add_seconds(one.ago)) for one in status.missing),
         waited=add_seconds(status.waited),
-        banned=bans_later(status.banned),
-        banned_where=bans_later(status.banned_where),
+        banned=advance_bans(status.banned),
+        banned_where=advance_bans(status.banned_where),
         draining={name: (max(left - seconds, 0.0), why) for name, (left, why) in status.draining.items()},
         steps={
             name: replace(one, age=one.age + seconds, report_age=one.report_age + seconds)
@@ -375,7 +375,7 @@ def closing_incident(chapter: Chapter) -> Incident | None:
 
 def round_lengths(chapters: Sequence[Chapter], now: float | None) -> list[float]:
     """Return each round's seconds until the next round, the closing, or `now`."""
-    lengths = [seconds_between_rounds(*pair) for pair in pairwise(chapters)]
+    lengths = [seconds_between_completions(*pair) for pair in pairwise(chapters)]
     if chapters:
         last = chapters[-1]
         known = [one.after for one in last.incidents if one.after is not None]

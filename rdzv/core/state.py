@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from rdzv.core.absent import LOST, NAMED_OF_MANY, AbsentNodes, Missing
+from rdzv.core.absent import LOST, NAMED_OF_MANY, AbsenceReport, Missing
 from rdzv.core.stopping import Resized
 from rdzv.core.stored import Prose, Stored, pack, unpack
 from rdzv.errors import RendezvousStateError
@@ -112,14 +112,14 @@ _WITH = "with/"  # no node's id begins with this, as ids have no slash
 WITH = "nodes with "  # in a status, "nodes with rack=17" stands for all nodes with this attribute
 
 
-def ban_name(where: str) -> str:
+def attribute_ban_name(where: str) -> str:
     """Return the last part of the key of a ban of all nodes with an attribute; `where` is "rack=17"."""
     return f"{_WITH}{where}"
 
 
 def ban_names(node_id: str, attributes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of all bans that would exclude a node: its id first, then `ban_name` of each attribute."""
-    return node_id, *(ban_name(f"{name}={value}") for name, value in attributes.items())
+    """Return the names of the bans that would exclude a node: its id, and `attribute_ban_name` of each attribute."""
+    return node_id, *(attribute_ban_name(f"{name}={value}") for name, value in attributes.items())
 
 
 def find_ban(bans: Mapping[str, Ban], node_id: str, attributes: Mapping[str, str]) -> Ban | None:
@@ -190,7 +190,7 @@ class Progress(Stored, kw_only=True):
     last_arrival: int = 0  # the `NodeRecord.arrival` of the waiting node that arrived last
     problem: Prose = ""  # why no round completes though there are enough nodes, such as a `rank_order` that fails
     spare_ids: tuple[str, ...] = ()  # nodes left out (see `View.left_out`), and spares by a rank order's `choose`
-    absent: AbsentNodes = AbsentNodes()
+    absent: AbsenceReport = AbsenceReport()
     given_up: Prose = ""  # the round that waiting nodes have given up, and why; empty for none
     why_lost: tuple[tuple[str, str], ...] = ()  # members expelled although alive, and why
     standstill: Prose = ""  # a sentence saying that no member makes progress, or empty
@@ -245,7 +245,7 @@ class LostStore(Stored, kw_only=True):
         return other is None or mine > (other.generation, other.round, other.revision)
 
 
-class HostedNode(NamedTuple):
+class NodeWithStore(NamedTuple):
     """A node in the process that serves the store."""
 
     arrival: int
@@ -272,7 +272,7 @@ class Head:
     lost_store: LostStore | None = None
     lost_store_at: float = 0.0  # when this node received `lost_store`, on its clock
     lost_store_told: int = 0  # the revision at which `lost_store` was written
-    hosted: Mapping[str, HostedNode] = field(default_factory=lambda: MappingProxyType({}))
+    hosted: Mapping[str, NodeWithStore] = field(default_factory=lambda: MappingProxyType({}))
     tally: bytes = b""  # a packed `RunTally`; empty for none
     moves: bool = False  # True: the store's host is about to leave, so no node may join through this store
     moves_over: Progress | None = None  # the progress before `moves`; members that leave later meet in the next store

@@ -23,7 +23,7 @@ import msgpack
 
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from store.printable import escape_arguments
-from store.records import Record, TextAs, Unfit, brief
+from store.records import ConvertedText, Record, Unfit, brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,7 +50,7 @@ def check_text(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> str
     return valid_text(given, most=most)
 
 
-Prose = Annotated[str, TextAs(valid_text)]
+Prose = Annotated[str, ConvertedText(valid_text)]
 """The type of a text field, which `valid_text` cuts."""
 
 

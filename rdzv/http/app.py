@@ -67,7 +67,7 @@ class _MonitoringPages:
         self.runs = runs
         self.metrics = StoreMetrics()
         self.leaving: bool = False  # True: end the streams of events to pages
-        server.on_request(self.metrics.count_request)
+        server.on_request(self.metrics.observe_request)
         self._listeners = 0
         self._page = live_page()
         self._policy = security_policy_of(self._page)
@@ -98,7 +98,7 @@ class _MonitoringPages:
         return web.Response(body=text.encode(), headers=CONTENT_TYPE)
 
     async def _all_runs(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": 1, "runs": await self.runs.list_recent_runs()})
+        return web.json_response({"version": 1, "runs": await self.runs.list_live_and_ended()})
 
     async def _one_run(self, request: web.Request) -> web.Response:
         return web.json_response(await self.runs.report(request.match_info["run_id"]))
@@ -134,7 +134,7 @@ class _MonitoringPages:
         return response
 
     async def _current_page_state(self, run_id: str) -> dict[str, Any]:
-        runs = await self.runs.list_recent_runs()
+        runs = await self.runs.list_live_and_ended()
         going_on = [one for one in runs if one["closed"] is None] or runs
         chosen = run_id or (going_on[0]["run_id"] if runs else "")
         run = await self.runs.page_state(chosen) if chosen else None

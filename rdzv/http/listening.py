@@ -136,8 +136,10 @@ async def serve_routes(
 ) -> AsyncIterator[int]:
     """Serve routes on `host` ("" is every address), and yield the port; raise OSError if `port` cannot be bound."""
     visitors = _HttpConnections(table)
-    # The access rules run first, so that a client with a wrong token does not count as authenticated.
-    application = web.Application(middlewares=[_enforce(door), visitors.serve_request], client_max_size=BODY_BYTES_MOST)
+    # The access rules run first: a client with a wrong token does not count as authenticated.
+    application = web.Application(
+        middlewares=[_guard_by(door), visitors.serve_request], client_max_size=BODY_BYTES_MOST
+    )
     application.add_routes(routes)
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
@@ -161,7 +163,7 @@ async def serve_routes(
         await runner.cleanup()
 
 
-def _enforce(door: AccessRules) -> Any:
+def _guard_by(door: AccessRules) -> Any:
 
     @web.middleware
     async def guard_request(request: web.Request, handler: Handler) -> web.StreamResponse:

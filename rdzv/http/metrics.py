@@ -126,7 +126,7 @@ class StoreMetrics:
             registry=self.process.registry,
         )
 
-    def count_request(self, kind: str, outcome: str, seconds: float) -> None:
+    def observe_request(self, kind: str, outcome: str, seconds: float) -> None:
         """Record a request that the server has carried out."""
         self._requests.labels(kind, outcome).observe(seconds)
 

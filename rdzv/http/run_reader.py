@@ -111,7 +111,7 @@ class RunReader:
         unread = [what for what in ("", f"{run_id}/") if what in self.followed.changed and what in self._answers]
         return min((self._answers[one][0] for one in unread), default=math.inf) - self._client.time()
 
-    async def list_recent_runs(self) -> list[dict[str, Any]]:
+    async def list_live_and_ended(self) -> list[dict[str, Any]]:
         """Return the figures of runs with nodes and of the youngest ended runs, without members' steps."""
         live = await self.list_live_runs()
         youngest = heapq.nlargest(ENDED_LISTED, self.over.items(), key=lambda one: one[1].since)

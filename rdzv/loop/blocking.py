@@ -37,15 +37,15 @@ class _Rounds(Generator[SomeRound, None, None]):
     """Rounds that raise again after an error: Python's generator would end, as if the run had."""
 
     def __init__(self, rounds: Generator[SomeRound, None, None]) -> None:
-        self._rounds, self._has_failed = rounds, False
+        self._rounds, self._has_task_failed = rounds, False
 
     def send(self, value: None) -> SomeRound:
-        if self._has_failed:
+        if self._has_task_failed:
             raise RendezvousStateError(HAS_FAILED)
         try:
             return self._rounds.send(value)
         except BaseException as error:
-            self._has_failed = not isinstance(error, StopIteration)
+            self._has_task_failed = not isinstance(error, StopIteration)
             raise
 
     def throw(self, *args: Any) -> SomeRound:
@@ -87,7 +87,7 @@ class Round(MemberOfRound):
         if ending.is_abrupt:
             self.store.end_waits()
 
-    async def _until_decided(self) -> None:
+    async def _wait_for_stop_decision(self) -> None:
         known = Flag()
         self._membership.call_once(lambda: self.gate.decided or self.monitor.is_over or None, lambda _: known.set())
         known.wait()
@@ -97,7 +97,7 @@ class Round(MemberOfRound):
         raise of_run(self.run_id, RoundChanged(f"{self!r} is over: {why}"))
 
     @property
-    def _awaited(self) -> BodyCalls:
+    def _async_twin(self) -> BodyCalls:
         return cast("BodyCalls", self)  # this object has all methods that `BodyCalls` needs
 
     check = blocking(BodyCalls.check)

@@ -271,7 +271,7 @@ class MemberOfRound(ABC):
     async def _handle_body_end(self, error: BaseException | None) -> bool:
         """Act on the body's end; return True to swallow its error. A `GiveUp` in an error group is raised alone."""
         try:
-            outcome = await self.monitor.end_work(
+            outcome = await self.monitor.on_work_end(
                 error, in_node=lambda work: await_if_async(self._handler.call(work)), release=self._release
             )
             if outcome is not Outcome.MEET_AGAIN:
@@ -298,7 +298,7 @@ class BodyCalls(MemberOfRound):
     """The methods that a round's body calls. In the blocking twin they never suspend, and become plain methods."""
 
     @abstractmethod
-    async def _until_decided(self) -> None:
+    async def _wait_for_stop_decision(self) -> None:
         """Wait until the members have agreed, or the round has ended."""
 
     @abstractmethod
@@ -323,7 +323,7 @@ class BodyCalls(MemberOfRound):
                 return
             if not self.gate.decided:
                 self._handler.check_usable()  # raises in a forked child, where no node would report the decision
-                await self._until_decided()
+                await self._wait_for_stop_decision()
             if self.gate.decided:  # the members agreed on a stop before the round ended otherwise
                 if not (self.gate.must_leave(step) or self.monitor.ended_abruptly):
                     return

@@ -177,7 +177,7 @@ class RoundMonitor:
         progress = self.membership.progress
         return progress is not None and progress.left_early
 
-    async def end_work(
+    async def on_work_end(
         self,
         failure: BaseException | str | None,
         *,

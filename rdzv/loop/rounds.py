@@ -71,7 +71,7 @@ def rounds(
         RendezvousError: The next round was not reached, and a retry would not help.
     """
     options = LoopOptions(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
-    return iterate_rounds(Round, handler_of(url, overrides), options)
+    return iterate_rounds(Round, make_handler(url, overrides), options)
 
 
 def iterate_rounds(
@@ -85,15 +85,15 @@ class _Rounds(AsyncGenerator[SomeRound, None]):
     """Rounds that raise again after an error or a cancellation: Python's generator would end, as if the run had."""
 
     def __init__(self, rounds: AsyncGenerator[SomeRound, None]) -> None:
-        self._rounds, self._has_failed = rounds, False
+        self._rounds, self._has_task_failed = rounds, False
 
     async def asend(self, value: None) -> SomeRound:
-        if self._has_failed:
+        if self._has_task_failed:
             raise RendezvousStateError(HAS_FAILED)
         try:
             return await self._rounds.asend(value)
         except BaseException as error:
-            self._has_failed = not isinstance(error, StopAsyncIteration)
+            self._has_task_failed = not isinstance(error, StopAsyncIteration)
             raise
 
     async def athrow(self, *args: Any) -> SomeRound:
@@ -103,7 +103,7 @@ class _Rounds(AsyncGenerator[SomeRound, None]):
         await self._rounds.aclose()
 
 
-def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
+def make_handler(url: str, overrides: Mapping[str, Any]) -> Handler:
     """Return a URL's built-in handler, unconnected; raise RendezvousSettingsError for a wrong URL or other backend."""
     handler = create_handler(url, overrides)
     if not isinstance(handler, Handler):
@@ -166,7 +166,7 @@ class Round(BodyCalls):
         with contextlib.suppress(RuntimeError):  # the body's loop is closed, so the body has ended
             self._loop.call_soon_threadsafe(self._scope.cancel)
 
-    async def _until_decided(self) -> None:
+    async def _wait_for_stop_decision(self) -> None:
         """Wait for the agreement on a stop: about a round trip, as nodes answer even while their members compute."""
         wakeup = ThreadSafeWakeup()
         with self._membership.listeners.listening(wakeup):

@@ -51,7 +51,7 @@ def blocking_method(
     @functools.wraps(verb)
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
         node = self.node
-        call = self._third_party_call(verb.__name__) if node is None else functools.partial(verb, node)
+        call = self._third_party_method(verb.__name__) if node is None else functools.partial(verb, node)
         done: T = self.call(call(*args, **kwargs), must_complete=verbs.must_end(verb))
         return done
 
@@ -102,7 +102,7 @@ class Handler(NodeView, RendezvousHandler):
         assert isinstance(self._inner, AsyncHandler)
         if self._shared_client is not None:
             self._shared_client.close()
-        shared, self._shared_client = self._inner.share()
+        shared, self._shared_client = self._inner.open_blocking_shared_store()
         read_roster = functools.partial(self._roster, membership)
         return RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
 
@@ -113,7 +113,7 @@ class Handler(NodeView, RendezvousHandler):
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
         return self.node
 
-    def _third_party_call(self, name: str) -> Callable[..., Any]:
+    def _third_party_method(self, name: str) -> Callable[..., Any]:
         method = getattr(self._inner, name, None)
         if method is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
@@ -121,12 +121,12 @@ class Handler(NodeView, RendezvousHandler):
 
     def changes(self) -> BlockingChanges:
         """Return the round's changes as they happen; see the async handler's `changes`."""
-        changes = self._inner.changes if isinstance(self._inner, AsyncHandler) else self._third_party_call("changes")
+        changes = self._inner.changes if isinstance(self._inner, AsyncHandler) else self._third_party_method("changes")
         return BlockingChanges(changes(), self.call)
 
     def statuses(self) -> Iterator[RunStatus]:
         """Yield the run's status now, and after each change, until the run is closed."""
-        with BlockingStream(contextlib.aclosing(self._third_party_call("statuses")()), self.call) as statuses:
+        with BlockingStream(contextlib.aclosing(self._third_party_method("statuses")()), self.call) as statuses:
             yield from statuses
 
     def connect(self) -> None:

@@ -140,7 +140,7 @@ class Handler(NodeView, RendezvousHandler):
             raise RendezvousStateError(f"run {self.run_id}: this handler was made without a blocking client")
         return self._open_blocking_store()
 
-    def share(self) -> tuple[BlockingSharedStore, BlockingStore]:
+    def open_blocking_shared_store(self) -> tuple[BlockingSharedStore, BlockingStore]:
         """Return the round's shared store for blocking callers, and its client, which the caller closes."""
         membership, client = self.membership, self.open_blocking_store()
         assert membership is not None, "the node is in a round"

@@ -323,7 +323,7 @@ class Node:
                 lost: Exception = error
             except StoreEndingError as error:
                 log.warning("run %s, node %s: %s; it waits for the next one", self.run_id, self.node_id, error)
-                self.part.wait_for(f"{error}; waiting for the next one")
+                self.part.set_wait_reason(f"{error}; waiting for the next one")
                 self.handed_on, lost = True, error
             except StoreError as error:
                 raise self.connection_error(error) from error

@@ -13,7 +13,7 @@ def valid_key(key: object) -> str:
     """Return a valid key."""
     if not isinstance(key, str):
         raise TypeError(f"a key is a str, not {shown(key)}")
-    valid_utf8(key, "a key")
+    encode_utf8(key, "a key")
     return key
 
 
@@ -32,7 +32,7 @@ def valid_items(items: object, name: str) -> tuple[Any, ...]:
 def valid_value(value: object) -> bytes:
     """Return a valid value."""
     if isinstance(value, str):
-        return valid_utf8(value, "a value")
+        return encode_utf8(value, "a value")
     if isinstance(value, bytes):
         return value
     if isinstance(value, bytearray | memoryview):
@@ -40,7 +40,7 @@ def valid_value(value: object) -> bytes:
     raise TypeError(f"a value is str or bytes, not {shown(value)}")
 
 
-def valid_utf8(text: str, name: str) -> bytes:
+def encode_utf8(text: str, name: str) -> bytes:
     """Return text in UTF-8."""
     try:
         return text.encode()

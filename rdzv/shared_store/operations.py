@@ -56,12 +56,10 @@ class RoundKeys(ABC):
     _company: MembershipQueries
 
     @abstractmethod
-    def _begin_call(self, timeout: timedelta | float | None = None) -> FencedCall:
-        """Return the `FencedCall` of one operation."""
+    def _begin_call(self, timeout: timedelta | float | None = None) -> FencedCall: ...
 
     @abstractmethod
-    def _new_unique_name(self) -> str:
-        """Return a unique name."""
+    def _new_unique_name(self) -> str: ...
 
     def _value_key(self, key: str) -> str:
         return self.prefix + VALUES + valid_key(key)
@@ -213,7 +211,7 @@ class Operations(RoundKeys):
         )
         go: tuple[Operation, ...] = Add(members, -1, self.lease), *map(Delete, marks)
         ask = self._begin_call(timeout)
-        is_last = (await _transact_and_count(ask, come)) >= size
+        is_last = (await _transact_and_get_sum(ask, come)) >= size
         if not is_last:
             try:
                 await ask(Wait(keys=(last,)))
@@ -225,7 +223,7 @@ class Operations(RoundKeys):
                     text = f"the barrier {shown(key)} timed out after {ask.seconds:g} s: {there} of {size} came"
                     ask.raise_timeout(text + missing, keys=(f"{key}/last_member",))
         try:
-            inside = await _transact_and_count(ask, (*go, Put(last, b"1", lease=self.lease)) if is_last else go)
+            inside = await _transact_and_get_sum(ask, (*go, Put(last, b"1", lease=self.lease)) if is_last else go)
             if inside <= 0:  # the last caller to leave deletes the keys, as programs may use many barriers
                 nobody_came = (when.value(members) == b"%d" % inside,)
                 await ask(Transact(when=nobody_came, then=(Delete(members), Delete(last))))
@@ -327,7 +325,7 @@ async def _missing_at_barrier(ask: FencedCall, roster: MemberNames, came_prefix:
     return roster.describe_missing(missing, names, more=size - len(came) - len(missing))
 
 
-async def _transact_and_count(ask: FencedCall, operations: tuple[Operation, ...]) -> int:
+async def _transact_and_get_sum(ask: FencedCall, operations: tuple[Operation, ...]) -> int:
     return cast("int", (await ask(Transact(when=(), then=operations))).results[0])
 
 

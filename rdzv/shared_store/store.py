@@ -267,7 +267,7 @@ class BlockingSharedStore(_SharedStoreBase["BlockingStore"]):
     barrier = blocking(Operations.barrier)
 
     @property
-    def _awaited(self) -> Operations:
+    def _async_twin(self) -> Operations:
         return cast("Operations", self)  # this object has all members that `Operations` needs
 
     async def _ask(self, request: Request[R], left: float) -> R:

@@ -46,7 +46,7 @@ SHORT, MIDDLING, LONG = 0.3, 3.0, 20.0
 """Typical seconds of a fault: below `disconnect_ttl`, below `ttl`, and above both."""
 
 
-class Done(Generic[T]):
+class AwaitableResult(Generic[T]):
     """Holds `value`, the result of a method of `Cluster`; awaiting it first calls `then`."""
 
     def __init__(self, value: T, then: Callable[[], object] | None = None) -> None:
@@ -151,15 +151,15 @@ class Cluster:
         """Add a line to the story."""
         self._story.say(what)
 
-    def run(self, body: Callable[[ClusterNode], Awaitable[object]]) -> Done[None]:
+    def run(self, body: Callable[[ClusterNode], Awaitable[object]]) -> AwaitableResult[None]:
         """Start a body on each live node that runs none; awaiting the result calls `finish`."""
         self._body = body
         for node in self.nodes:
             if node.alive and node.task is None:
                 self._start_body(node, body)
-        return Done(None, then=self.finish)
+        return AwaitableResult(None, then=self.finish)
 
-    def advance(self, seconds: float) -> Done[None]:
+    def advance(self, seconds: float) -> AwaitableResult[None]:
         """Play some virtual seconds; raise ClusterError if a body fails, or members disagree about their round."""
         self._check_open()
         timeline = self._world.timeline
@@ -170,9 +170,9 @@ class Cluster:
                 raise
             except Exception as error:
                 raise ClusterError(f"seed {self.seed}: {error}", self.story) from error
-        return Done(None)
+        return AwaitableResult(None)
 
-    def finish(self, within: float = FINISH_WITHIN) -> Done[None]:
+    def finish(self, within: float = FINISH_WITHIN) -> AwaitableResult[None]:
         """Play until the bodies of all live nodes have ended; raise the errors of `advance`.
 
         After `within` virtual seconds, raise ClusterStuckError, which says where each node waits.
@@ -186,9 +186,9 @@ class Cluster:
                     self.story,
                 )
             self.advance(min(FINISH_LOOKS_EVERY, until - self.now))
-        return Done(None)
+        return AwaitableResult(None)
 
-    def kill(self, node: int | ClusterNode, *, power: bool = False) -> Done[None]:
+    def kill(self, node: int | ClusterNode, *, power: bool = False) -> AwaitableResult[None]:
         """Kill a node's process; with `power`, cut its machine's power, so that its connections stay open."""
         found = self._find_node(node)
         if power and found.alive:
@@ -198,9 +198,9 @@ class Cluster:
                 self._world.network.partition(source)  # a machine without power does not even send a reset
         else:
             found.process.die()
-        return Done(None)
+        return AwaitableResult(None)
 
-    def restart(self, node: int | ClusterNode) -> Done[ClusterNode]:
+    def restart(self, node: int | ClusterNode) -> AwaitableResult[ClusterNode]:
         """Start a dead or ended node again, with the same name and body."""
         old = self._find_node(node)
         if old.alive and not old.ended:
@@ -213,55 +213,55 @@ class Cluster:
         new = self._new_node(old.index)
         if self._body is not None:
             self._start_body(new, self._body)
-        return Done(new)
+        return AwaitableResult(new)
 
-    def join(self) -> Done[ClusterNode]:
+    def join(self) -> AwaitableResult[ClusterNode]:
         """Start one more node, with the body of the last `run`."""
         node = self._new_node()
         self.say(f"{node.name} comes")
         if self._body is not None:
             self._start_body(node, self._body)
-        return Done(node)
+        return AwaitableResult(node)
 
-    def pause(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
+    def pause(self, node: int | ClusterNode, seconds: float | None = None) -> AwaitableResult[None]:
         """Stop a node's process, as SIGSTOP does, for some seconds or until `resume`."""
         return self._pause_node(node, seconds, threads=True)
 
-    def hang(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
+    def hang(self, node: int | ClusterNode, seconds: float | None = None) -> AwaitableResult[None]:
         """Block a node's own code, for some seconds or until `resume`; its node thread continues."""
         return self._pause_node(node, seconds, threads=False)
 
-    def resume(self, node: int | ClusterNode) -> Done[None]:
+    def resume(self, node: int | ClusterNode) -> AwaitableResult[None]:
         """End a `pause` or a `hang`."""
         found = self._find_node(node)
         if found.alive:
             self.say(f"{found.name} goes on")
             found.process.resume()
-        return Done(None)
+        return AwaitableResult(None)
 
-    def cut(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
+    def cut(self, node: int | ClusterNode, seconds: float | None = None) -> AwaitableResult[None]:
         """Partition a node from the store, for some seconds or until `heal`, without an error at either end."""
         found = self._find_node(node)
         self.say(f"{found.name} is cut off{_duration_text(seconds)}")
         for source in found.sources:
             self._world.network.partition(source)
         self._call_later(seconds, partial(self._heal_node, found))
-        return Done(None)
+        return AwaitableResult(None)
 
-    def heal(self, node: int | ClusterNode) -> Done[None]:
+    def heal(self, node: int | ClusterNode) -> AwaitableResult[None]:
         """End a `cut`."""
         self._heal_node(self._find_node(node))
-        return Done(None)
+        return AwaitableResult(None)
 
-    def reset(self, node: int | ClusterNode) -> Done[None]:
+    def reset(self, node: int | ClusterNode) -> AwaitableResult[None]:
         """Reset a node's connections."""
         found = self._find_node(node)
         self.say(f"{found.name}'s connections are reset")
         for source in found.sources:
             self._world.network.reset(source)
-        return Done(None)
+        return AwaitableResult(None)
 
-    def drain(self, node: int | ClusterNode, within: float = 120.0, reason: str = "") -> Done[None]:
+    def drain(self, node: int | ClusterNode, within: float = 120.0, reason: str = "") -> AwaitableResult[None]:
         """Announce that a node is to leave, as `rdzv drain` does."""
         found = self._find_node(node)
         if not found.handlers:
@@ -270,9 +270,9 @@ class Cluster:
         self.say(f"{found.name} is to leave within {within:g} s")
         draining = inner.loop.start(verbs.drain(inner, within=within, reason=reason))
         self._say_if_failed(draining)
-        return Done(None)
+        return AwaitableResult(None)
 
-    def resize(self, min_nodes: int | None = None, max_nodes: int | None = None) -> Done[None]:
+    def resize(self, min_nodes: int | None = None, max_nodes: int | None = None) -> AwaitableResult[None]:
         """Change the run's minimum or maximum of nodes, as `rdzv resize` does."""
         connected = [node for node in self.nodes if node.is_running and node.handlers]
         if not connected:
@@ -281,23 +281,23 @@ class Cluster:
         numbers = ", ".join(f"{name} {number}" for name, number in (("min", min_nodes), ("max", max_nodes)) if number)
         self.say(f"the run is resized: {numbers}")
         self._say_if_failed(inner.loop.start(verbs.resize(inner, min_nodes=min_nodes, max_nodes=max_nodes)))
-        return Done(None)
+        return AwaitableResult(None)
 
-    def stop_store(self, seconds: float) -> Done[None]:
+    def stop_store(self, seconds: float) -> AwaitableResult[None]:
         """Kill the store, and restart it after some seconds, with the data on its disk if any."""
         if self._store.is_up:
             self._store.die()
             self._director.call_later(seconds, lambda: None if self._store.is_up else self._store.start())
-        return Done(None)
+        return AwaitableResult(None)
 
-    def pause_store(self, seconds: float) -> Done[None]:
+    def pause_store(self, seconds: float) -> AwaitableResult[None]:
         """Stop the store's process, as SIGSTOP does, for some seconds."""
         host = self._store.host
         if host is not None:
             self.say(f"the store stands still for {seconds:g} s")
             host.pause()
             self._director.call_later(seconds, host.resume)
-        return Done(None)
+        return AwaitableResult(None)
 
     def explore(
         self,
@@ -309,7 +309,7 @@ class Cluster:
         during: float = 60.0,
         within: float = FINISH_WITHIN,
         check: Callable[[Cluster], object] | None = None,
-    ) -> Done[int]:
+    ) -> AwaitableResult[int]:
         """Run a body on a new cluster like this one, with random faults, for each seed.
 
         After the faults, all bodies must end. At the first failure, print the seed and the story, and raise
@@ -344,7 +344,7 @@ class Cluster:
                     told = ClusterError(f"seed {seed}: {error}", one.story)
                     print(told)
                     raise told from error
-        return Done(count)
+        return AwaitableResult(count)
 
     def _find_node(self, node: int | ClusterNode) -> ClusterNode:
         self._check_open()
@@ -369,7 +369,7 @@ class Cluster:
             self.nodes[index] = node
         return node
 
-    def joined(self, info: RendezvousInfo) -> None:
+    def record_join(self, info: RendezvousInfo) -> None:
         """Record that a node is in a round, and check that all members agree about it (promise R3)."""
         for known in reversed(self.rounds):
             if (known.run_id, known.number) == (info.run_id, info.round):
@@ -412,14 +412,14 @@ class Cluster:
                 self._world.timeline.problem = problem
         self._exit_when_idle(node, until=self.now + EXIT_WITHIN)
 
-    def _pause_node(self, node: int | ClusterNode, seconds: float | None, *, threads: bool) -> Done[None]:
+    def _pause_node(self, node: int | ClusterNode, seconds: float | None, *, threads: bool) -> AwaitableResult[None]:
         found = self._find_node(node)
         if found.alive:
             self.say(f"{found.name} {'stands still' if threads else 'hangs'}{_duration_text(seconds)}")
             found.process.pause(threads=threads)
             # Resume this node only, not a node that has replaced it meanwhile.
             self._call_later(seconds, lambda: self.nodes[found.index] is found and self.resume(found))
-        return Done(None)
+        return AwaitableResult(None)
 
     def _heal_node(self, node: ClusterNode) -> None:
         if node.process in self._dark:

@@ -52,7 +52,7 @@ class Disk:
         self.database.executescript(rows.SCHEMA)
         self.database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.with_checksum("store_id", store_id))
 
-    def open(self, loop: asyncio.AbstractEventLoop, *, kind: type[SimulatedJournal]) -> SimulatedJournal:
+    def open_journal(self, loop: asyncio.AbstractEventLoop, *, kind: type[SimulatedJournal]) -> SimulatedJournal:
         """Open the journal of a new process; the previous process has ended."""
         self._journal = kind(self, loop)
         return self._journal
@@ -97,9 +97,9 @@ class SimulatedJournal(Journal):
         """Return the most bytes of a write: unlimited."""
         return sys.maxsize
 
-    coordination_bytes_per_second = write_bytes_max
+    coordination_rate_limit = write_bytes_max
 
-    def _wal_growth(self) -> int:
+    def _database_growth(self) -> int:
         return 0
 
     def _open_read_only(self) -> sqlite3.Connection:

@@ -11,7 +11,7 @@ import enum
 from collections import deque
 from typing import Protocol
 
-__all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Link", "MemoryTransport", "fault_names_of"]
+__all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Link", "MemoryTransport", "link_names"]
 
 EVERYTHING = "*"
 
@@ -38,7 +38,7 @@ class Link:
 
     def __init__(self, network: LinkNetwork, *, dialer: tuple[str, int], target: str, client: End, server: End) -> None:
         self.name: str = _link_name(dialer, target)
-        self.names: set[str] = fault_names_of(dialer, target)
+        self.names: set[str] = link_names(dialer, target)
         self.target = target
         self._upward = network.new_pipe()
         self._downward = network.new_pipe()
@@ -175,7 +175,7 @@ class MemoryTransport(asyncio.Transport):
             self._outgoing.send(PipeSignal.END)
         self._closing = self._end_sent = self.is_lost = True
         self.loop = self._outgoing.network_loop  # later bytes reach the operating system, not the process
-        self._incoming.receiver_died()
+        self._incoming.on_receiver_death()
 
     @property
     def takes_delivery(self) -> bool:
@@ -303,7 +303,7 @@ class Pipe:
             # Deliver through the loop, so that a protocol is never called within its own `write`.
             self._delivery = self.network_loop.call_at(self._under_way[0][0], self._arrive_at_receiver)
 
-    def receiver_died(self) -> None:
+    def on_receiver_death(self) -> None:
         """Deliver further bytes to the operating system of the dead receiver."""
         self._cancel_delivery()
         self.schedule_delivery()
@@ -364,6 +364,6 @@ def _link_name(dialer: tuple[str, int], target: str) -> str:
     return f"{source}>{target}#{number}"
 
 
-def fault_names_of(dialer: tuple[str, int], target: str) -> set[str]:
+def link_names(dialer: tuple[str, int], target: str) -> set[str]:
     """Return the names by which faults address this link."""
     return {_link_name(dialer, target), dialer[0], target, EVERYTHING}

@@ -122,7 +122,7 @@ class FixedPort(HeldPort):
         return 40_000
 
 
-def handler_of(
+def make_handler(
     process: Process,
     settings: Settings,
     *,
@@ -137,7 +137,7 @@ def handler_of(
     return kind(node, open_store=open_shared_store)
 
 
-def client_of(process: Process, *, thread: str = "", **options: Any) -> Client:
+def make_client(process: Process, *, thread: str = "", **options: Any) -> Client:
     """Return a client of the store for a thread of this process."""
     rng = random.Random(process.rng.random())
     identity = process_id_of(process.source)
@@ -172,7 +172,7 @@ class StoreMachine:
 
     def new_journal(self, disk: Disk, host: Host) -> SimulatedJournal:
         """Return a new process's journal."""
-        return disk.open(host, kind=SimulatedJournal)
+        return disk.open_journal(host, kind=SimulatedJournal)
 
     def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: Host) -> Server:
         """Return a new process's server."""

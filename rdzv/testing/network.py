@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Link, MemoryTransport, Pipe, fault_names_of
+from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Link, MemoryTransport, Pipe, link_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +91,7 @@ class MemoryNetwork:
         if source in self._dead:
             raise ConnectionRefusedError(f"{source} is dead")
         dialer = (source, next(self._numbers))
-        names = fault_names_of(dialer, name)
+        names = link_names(dialer, name)
         await self._delay_dial(names)
         listener = self._listeners.get(name)
         if listener is None or names & self._refused:

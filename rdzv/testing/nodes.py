@@ -13,7 +13,7 @@ from rdzv.config.endpoint import split_url
 from rdzv.config.settings import parse
 from rdzv.errors import RendezvousStateError
 from rdzv.node.handler import Handler
-from rdzv.testing.machines import NODE_THREAD, Process, client_of, handler_of
+from rdzv.testing.machines import NODE_THREAD, Process, make_client, make_handler
 from rdzv.testing.story import where
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ClusterRound:
         return tuple(self.ranks[rank] for rank in sorted(self.ranks))
 
 
-class ClusterCalls(Protocol):
+class ClusterInterface(Protocol):
     """The members of `cluster.Cluster` that nodes use."""
 
     settings: dict[str, Any]
@@ -60,7 +60,7 @@ class ClusterCalls(Protocol):
     def say(self, what: str) -> None:
         """Add a line to the story."""
 
-    def joined(self, info: RendezvousInfo) -> None:
+    def record_join(self, info: RendezvousInfo) -> None:
         """Record that a node is in a round."""
 
 
@@ -76,7 +76,7 @@ class ClusterNode:
         ended: True once its body has ended.
     """
 
-    def __init__(self, cluster: ClusterCalls, index: int, process: Process) -> None:
+    def __init__(self, cluster: ClusterInterface, index: int, process: Process) -> None:
         self._cluster = cluster
         self.index = index
         self.name: str = process.name
@@ -147,15 +147,15 @@ class ClusterNode:
         usual = {name: value for name, value in usual.items() if name not in in_url}
         given = {name: value for name, value in overrides.items() if value is not None}
         settings = parse(url, {**usual, **given}, {})
-        handler = handler_of(
+        handler = make_handler(
             self.process,
             settings,
-            open_store=partial(client_of, self.process, thread=NODE_THREAD, connect_timeout=settings.join_timeout),
-            open_shared_store=partial(client_of, self.process),
+            open_store=partial(make_client, self.process, thread=NODE_THREAD, connect_timeout=settings.join_timeout),
+            open_shared_store=partial(make_client, self.process),
             kind=_ObservedHandler,
         )
         assert isinstance(handler, _ObservedHandler)
-        handler.on_round = self._cluster.joined
+        handler.on_round = self._cluster.record_join
         self.handlers.append(handler)
         return handler
 

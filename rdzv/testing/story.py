@@ -96,7 +96,7 @@ class _StoryLogHandler(logging.Handler):
         self._story.say(f"    {record.name}: {level}{record.getMessage()}")
 
 
-def stack_of(task: asyncio.Task[Any]) -> list[FrameType]:
+def task_frames(task: asyncio.Task[Any]) -> list[FrameType]:
     """Return a suspended task's frames, the innermost last."""
     frames: list[FrameType] = []
     awaited: object = task.get_coro()
@@ -109,7 +109,7 @@ def stack_of(task: asyncio.Task[Any]) -> list[FrameType]:
 
 def where(task: asyncio.Task[Any], *, of_users: bool = False) -> str:
     """Return the line where a suspended task waits: the user's, else the library's ("" with `of_users`)."""
-    frames = stack_of(task)
+    frames = task_frames(task)
     users = [frame for frame in frames if not frame.f_code.co_filename.startswith(NOT_THE_USERS)]
     if of_users and not users:
         return ""

@@ -338,7 +338,7 @@ class Host(asyncio.BaseEventLoop):
         return not self.dead
 
 
-def _make_refusal(what: str) -> Callable[..., NoReturn]:
+def _make_raising_method(what: str) -> Callable[..., NoReturn]:
     def raise_refusal(*_: object, **__: object) -> NoReturn:
         raise RuntimeError(
             f"virtual time has no {what}: they would come at a random moment. In a body of rdzv.testing.cluster, leave "
@@ -359,4 +359,4 @@ for _what, _names in {
     ),
 }.items():
     for _name in _names.split():
-        setattr(Host, _name, _make_refusal(_what))
+        setattr(Host, _name, _make_raising_method(_what))

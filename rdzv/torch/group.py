@@ -107,7 +107,7 @@ class RoundGroup:
 
     def _try_making(self, store: Any, timeout: timedelta) -> None:
         reset_group_count()
-        self._wait_for_all(store)
+        self._wait_until_all_ready(store)
         bottom = underlying_store(store)
         if isinstance(bottom, TorchStore):
             bottom.overheard_by = self._sockets.note_address
@@ -120,7 +120,7 @@ class RoundGroup:
         if self._aborted.is_set():
             self._sockets.shut_down()
 
-    def _wait_for_all(self, store: Any) -> None:
+    def _wait_until_all_ready(self, store: Any) -> None:
         """Wait in the store until all members are ready: a member's loss ends waits in the store, but not in gloo."""
         if store.add("rdzv.group/came", 1) == self.world_size:
             store.set("rdzv.group/all", "1")

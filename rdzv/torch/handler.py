@@ -28,7 +28,7 @@ from rdzv.loop import MOVES, EndKind, in_thread, leaving_in_words
 from rdzv.loop.own_folder import make_process_folder
 from rdzv.loop.process_files import BEAT_DIR, delete_old_steps, start_reading_steps
 from rdzv.loop.round_monitor import RoundMonitor
-from rdzv.loop.rounds import handler_of
+from rdzv.loop.rounds import make_handler
 from rdzv.torch.agent.screen import Screen, configure_logging, exit_with_error, signal_reason
 from rdzv.torch.agent.signals import EndSignals
 from rdzv.torch.agent.unnamed_run import NO_NAME, reopen_if_ended
@@ -152,7 +152,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         try:
             self._choices = choices = _ParsedParameters(params)
             # Report wrong settings now, not at the first rendezvous.
-            self._settings = handler_of(choices.url, choices.overrides).settings
+            self._settings = make_handler(choices.url, choices.overrides).settings
         except ours.RendezvousSettingsError as error:
             if runs_under_torchrun():
                 configure_logging()
@@ -160,7 +160,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
-        self._signals = EndSignals(self._is_host, partial(self._screen.log_signal, serves_for=None), self._note_signal)
+        self._signals = EndSignals(self._is_host, partial(self._screen.log_signal, serves_for=None), self._say_leaving)
         self._tcp_store: Any = None  # this round's TCPStore, which at rank 0 serves until it is deleted
         self._workers_store: WorkersStore | None = None  # at rank 0
         self._taken: set[int] = set()  # ports chosen for the workers' store, but in use by other processes
@@ -197,7 +197,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _begin_monitoring(self, handler: sync.Handler) -> None:
         assert handler.membership is not None, "next_rendezvous has just made it a member"
         agent = find_agent()
-        self._life = monitor = RoundMonitor(handler.own_node, handler.membership, partial(self._handle_ending, agent))
+        self._life = monitor = RoundMonitor(handler.own_node, handler.membership, partial(self._log_ending, agent))
         monitor.start()
         handler.start(monitor.wait_for_end())
         if agent is not None:
@@ -206,12 +206,12 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if self._beats is None:
             self._beats = make_process_folder("rdzv-beats-")
             # Not a TemporaryDirectory, as forked children would remove it.
-            weakref.finalize(self, _remove_folder_in, os.getpid(), self._beats)
+            weakref.finalize(self, _remove_unless_forked, os.getpid(), self._beats)
             os.environ[BEAT_DIR] = str(self._beats)
         delete_old_steps(self._beats)
         start_reading_steps(handler, self._beats)
 
-    def _handle_ending(self, agent: Agent | None, ending: Ending) -> None:
+    def _log_ending(self, agent: Agent | None, ending: Ending) -> None:
         """Log a round's end, in a thread: standard error may block."""
         handler = self._handler
         if handler is not None:
@@ -353,7 +353,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             if runs_under_torchrun():
                 write_logs_in_thread()
                 self._signals.install()
-                self._screen.end_quietly(self._end_by_signal)
+                self._screen.hide_signal_traceback(self._end_by_signal)
             connecting = sync.connect(self._choices.url, **self._choices.overrides)
             self._handler = handler = self._stack.enter_context(connecting)
             if self._choices.reserved is not None:
@@ -432,7 +432,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         end = end_of_agent()
         if end.signal is not None:
             if self._handler is not None:  # a node that was still connecting has no handler
-                self._note_signal(end.signal)
+                self._say_leaving(end.signal)
                 self._handler.leave()
         elif not self._kept_out:
             handler = self._connected_handler()
@@ -455,7 +455,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _is_host(self) -> bool:
         return self._handler is not None and self._handler.hosts_store
 
-    def _note_signal(self, name: str) -> None:
+    def _say_leaving(self, name: str) -> None:
         """Say at once that this node leaves, so that other nodes are preferred to host a next store."""
         if self._handler is not None and not self._over:
             with contextlib.suppress(ours.RendezvousError):  # the handler is disconnected
@@ -465,7 +465,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """Leave, and serve the store until the others have left; exit handlers could not start threads for this."""
         self._signals.leave(name)
         self._screen.log_signal(name, serves_for=self._settings.close_timeout if self._is_host() else None)
-        self._note_signal(name)
+        self._say_leaving(name)
         if self._handler is not None and not self._over:
             self._leave_at_exit()
             atexit.unregister(self._leave_at_exit)
@@ -478,6 +478,6 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 self._handler.leave()
 
 
-def _remove_folder_in(pid: int, folder: Path) -> None:
+def _remove_unless_forked(pid: int, folder: Path) -> None:
     if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,7 @@ from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Parameter
 from rdzv.config.settings import PARAMETERS
 from rdzv.config.value_types import whole_number
-from rdzv.loop.rounds import handler_of
+from rdzv.loop.rounds import make_handler
 from rdzv.torch.pytorch import dist
 from rdzv.torch.store import DEFAULT_TIMEOUT, TorchStore, raise_as_torch, split_off_segments
 from rdzv.torch.tcp_store import open_tcp_store
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from datetime import timedelta
 
-EXIT_CLOSE_TIMEOUT: Final = 5.0  # seconds; the default of `close_timeout` here: short, as the script is ending
+EXIT_CLOSE_TIMEOUT: Final = 5.0  # seconds, the default of `close_timeout` here: the script is ending
 
 _SCHEMES: Final = {"rdzv": "tcp", "rdzv+tcps": "tcps", "rdzv+etcd": "etcd", "rdzv+etcds": "etcds"}
 
@@ -66,7 +66,7 @@ def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Ite
         defaults.update(rank_order="requested", requested_rank=rank)
     given = parameters.keys()
     overrides = {name: value for name, value in defaults.items() if given.isdisjoint((name, *PARAMETERS[name].aliases))}
-    joined = _JoinedRun.by_url(replace(parts, parameters=parameters).url, overrides)
+    joined = _JoinedRun.get_or_join(replace(parts, parameters=parameters).url, overrides)
     while True:
         yield joined.next_round(timeout, segments, expected_rank=rank, expected_size=size)
 
@@ -81,7 +81,7 @@ class _JoinedRun:
     _all: Final[dict[tuple[int, str], _JoinedRun]] = {}
 
     @classmethod
-    def by_url(cls, url: str, overrides: Mapping[str, Any]) -> _JoinedRun:
+    def get_or_join(cls, url: str, overrides: Mapping[str, Any]) -> _JoinedRun:
         """Return the run of this URL in this process; a parent's before `fork()` does not count."""
         key = os.getpid(), url
         joined = cls._all.get(key)
@@ -90,7 +90,7 @@ class _JoinedRun:
         return joined
 
     def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
-        self._settings = handler_of(url, overrides).settings
+        self._settings = make_handler(url, overrides).settings
         self._round: tuple[sync.RendezvousInfo, dist.Store] | None = None
         self._used: set[str] = set()  # the URL segments with which this round was returned
         self._stack = contextlib.ExitStack()

@@ -17,7 +17,7 @@ import weakref
 from copy import deepcopy
 from typing import Any, Final, NamedTuple
 
-from rdzv.torch.pytorch import copy_tensors, torch
+from rdzv.torch.pytorch import overwrite_tensors, torch
 
 log: Final = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class InterruptedStep:
                 of.append(buffer)
                 copy = copy._replace(buffer=buffer, version=_version(buffer))
             now[name] = copy
-        copy_tensors(into, of)
+        overwrite_tensors(into, of)
         self._models[model] = now
 
     def undo_step(self, model: Any, optimizer: Any, *, announced: bool) -> None:
@@ -101,7 +101,7 @@ class InterruptedStep:
         before = self._begun.pop(optimizer)
         if before is not None:
             values, state = before
-            copy_tensors(_parameters(optimizer), values)
+            overwrite_tensors(_parameters(optimizer), values)
             optimizer.state.clear()
             optimizer.state.update(state)
         elif not _calls_closure_first(optimizer):
@@ -117,7 +117,7 @@ class InterruptedStep:
             if copy is None or not copy.may_differ(buffer):
                 continue
             if copy.is_like(buffer):
-                copy_tensors([buffer], [copy.kept])
+                overwrite_tensors([buffer], [copy.kept])
             else:
                 owner, _, attribute = name.rpartition(".")
                 setattr(model.get_submodule(owner), attribute, copy.kept.clone())

@@ -95,7 +95,7 @@ both threads would block for ever, also with TCPStore.
 """
 
 
-def copy_tensors(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
+def overwrite_tensors(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
     """Copy tensors into others of the same shapes."""
     with torch.no_grad():
         if into and hasattr(torch, "_foreach_copy_"):
@@ -120,7 +120,7 @@ def _release_groups(groups: list[Any]) -> None:
     groups.clear()
 
 
-def on_same_device(work: Callable[..., T]) -> Callable[..., T]:
+def bind_to_current_device(work: Callable[..., T]) -> Callable[..., T]:
     """Wrap work so that another thread runs it on this thread's GPU, if any."""
     if not torch.cuda.is_initialized():
         return work
@@ -216,7 +216,7 @@ def find_agent() -> Agent | None:
     return None
 
 
-def stops_workers(thread: int) -> bool:
+def is_stopping_workers(thread: int) -> bool:
     """Return True if an agent in this thread is about to stop its workers."""
     frames = _frames_above(sys._current_frames().get(thread))
     return any(one.f_code.co_name == "close" and one.f_globals.get("__name__") == _PROCESSES for one in frames)

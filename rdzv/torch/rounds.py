@@ -29,7 +29,7 @@ from rdzv.loop import rounds as awaited
 from rdzv.loop.member import LoopOptions, MemberOfRound
 from rdzv.torch.group import RoundGroup, refuse_existing_group
 from rdzv.torch.interrupted_step import InterruptedStep
-from rdzv.torch.pytorch import RELEASE, dist, on_same_device, reconfigure_handle
+from rdzv.torch.pytorch import RELEASE, bind_to_current_device, dist, reconfigure_handle
 from rdzv.torch.state import synchronize
 from rdzv.torch.store import TorchStore
 
@@ -122,7 +122,7 @@ class TorchRounds:
         if self._blocking is not None or self._awaited is not None:
             raise RendezvousStateError("these rounds are in a loop already; a second loop needs another call")
         refuse_existing_group()
-        handler = awaited.handler_of(self._url, self._overrides)
+        handler = awaited.make_handler(self._url, self._overrides)
         make = functools.partial(AsyncTorchRound, **self._group)
         self._awaited = awaited.iterate_rounds(make, handler, self._options)
         return self._awaited
@@ -239,7 +239,7 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
     def __init__(self, handler: Handler, info: Any, loop: RoundLoop[Any], **of_group: Any) -> None:
         super().__init__(handler, info, loop)
         self.blocking_store: BlockingSharedStore
-        self.blocking_store, self._client = handler.share()
+        self.blocking_store, self._client = handler.open_blocking_shared_store()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rdzv round {self.number}")
         self._released = False
         self._set_up(self.blocking_store, loop, **of_group)
@@ -279,7 +279,7 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
         the model in the next round; the work's collectives are aborted, and its waits in the store end. If the
         round's end cancels a call whose work succeeds, return its result, so that the caller counts the step.
         """
-        doing = self._loop.run_in_executor(self._thread, functools.partial(on_same_device(work), *arguments))
+        doing = self._loop.run_in_executor(self._thread, functools.partial(bind_to_current_device(work), *arguments))
         try:
             return await asyncio.shield(doing)
         except asyncio.CancelledError:

@@ -17,7 +17,7 @@ import rdzv as ours
 from rdzv.config.config_errors import shown
 from rdzv.config.endpoint import split_url
 from rdzv.loop import BlockingSharedStore, Keys
-from rdzv.loop.rounds import handler_of
+from rdzv.loop.rounds import make_handler
 from rdzv.torch.pytorch import QueueEmptyError, dist, patch_prefix_store
 from store import StoreError, StoreUsageError
 
@@ -44,7 +44,7 @@ DEFAULT_TIMEOUT: Final = timedelta(seconds=300)  # PyTorch's default for a store
 
 def open_store(url: str, overrides: Mapping[str, Any]) -> tuple[BlockingStore, Settings]:
     """Return a blocking client of a URL's store, and the settings."""
-    handler = handler_of(url if split_url(url).run_id else replace(split_url(url), run_id="default").url, overrides)
+    handler = make_handler(url if split_url(url).run_id else replace(split_url(url), run_id="default").url, overrides)
     return handler.open_blocking_store(), handler.settings
 
 
@@ -102,13 +102,13 @@ def _forward(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Callab
     return call
 
 
-class _ProbedKeys(threading.local):
+class _RecordedKeys(threading.local):
     """Per thread: the keys that a `PrefixStore` asks for while `_prefix_of` runs; None at other times."""
 
     keys: list[str] | None = None
 
 
-_probed_keys: Final = _ProbedKeys()
+_recorded_keys: Final = _RecordedKeys()
 _instances: set[TorchStore] = set()  # see `TorchStore`
 
 
@@ -158,7 +158,7 @@ class TorchStore(dist.Store):
             self._origin = _origin_of(settings)
             root = Keys(settings.prefix, settings.run_id).root
             prefix = f"{root}torch/segments/{segments}/" if segments else f"{root}torch/store/"
-            self._shared = _shared_store_on(client, url, prefix=prefix, fence=(), lease=None, timeout=timeout)
+            self._shared = _open_shared_store(client, url, prefix=prefix, fence=(), lease=None, timeout=timeout)
         else:
             self._shared = url.clone()
             self._shared.set_timeout(timeout)
@@ -220,7 +220,7 @@ class TorchStore(dist.Store):
         """Wait for a key and return its value."""
         return self._pass_on_value(self._shared_here().get(key))
 
-    def _split_keys(self, keys: Iterable[str], within: float) -> Iterator[tuple[BlockingSharedStore, list[str], float]]:
+    def _batch_keys(self, keys: Iterable[str], within: float) -> Iterator[tuple[BlockingSharedStore, list[str], float]]:
         """Yield the keys in groups that fit in one request, each with the seconds left for all."""
         shared, keys, deadline = self._shared_here(), list(keys), time.monotonic() + within
         for first in range(0, max(len(keys), 1), shared.keys_max):
@@ -233,13 +233,13 @@ class TorchStore(dist.Store):
     @_with_torch_errors
     def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys exist."""
-        for shared, some, left in self._split_keys(keys, (timeout or self.timeout).total_seconds()):
+        for shared, some, left in self._batch_keys(keys, (timeout or self.timeout).total_seconds()):
             shared.wait(some, left)
 
     @_with_torch_errors
     def multi_get(self, keys: Iterable[str]) -> list[bytes]:
         """Wait for all keys and return their values; at one revision, if they fit in one request."""
-        parts = self._split_keys(keys, self.timeout.total_seconds())
+        parts = self._batch_keys(keys, self.timeout.total_seconds())
         return [self._pass_on_value(value) for shared, some, _ in parts for value in shared.multi_get(some)]
 
     @_with_torch_errors
@@ -250,7 +250,7 @@ class TorchStore(dist.Store):
             if len(keys) != len(values):
                 self._shared_here().multi_set(keys, values)  # raises ValueError: the lengths differ
             rest = iter(values)
-            for shared, some, _ in self._split_keys(keys, self.timeout.total_seconds()):
+            for shared, some, _ in self._batch_keys(keys, self.timeout.total_seconds()):
                 shared.multi_set(some, list(itertools.islice(rest, len(some))))
         except ValueError as error:
             raise dist.DistStoreError(str(error)) from error  # as TCPStore does for lists of different lengths
@@ -258,8 +258,8 @@ class TorchStore(dist.Store):
     @_with_torch_errors
     def check(self, keys: Iterable[str]) -> bool:
         """Return True if all keys exist."""
-        if _probed_keys.keys is not None:  # called by `_prefix_of`: only record the keys
-            _probed_keys.keys.extend(keys)
+        if _recorded_keys.keys is not None:  # called by `_prefix_of`: only record the keys
+            _recorded_keys.keys.extend(keys)
             return True
         return self._shared_here().check(keys)
 
@@ -302,7 +302,7 @@ class _GoneStore:
         raise ours.RoundSupersededError(self._message)
 
 
-def _shared_store_on(client: BlockingStore, url: str, *, timeout: timedelta, **rest: Any) -> BlockingSharedStore:
+def _open_shared_store(client: BlockingStore, url: str, *, timeout: timedelta, **rest: Any) -> BlockingSharedStore:
     """Return the shared store on a client; raise DistNetworkError if the store does not answer."""
     try:
         client.ping(timeout=timeout.total_seconds())
@@ -316,7 +316,7 @@ def _unpickled(
     origin: Origin, prefix: str, fence: tuple[Condition, ...], lease: int | None, timeout: timedelta
 ) -> TorchStore:
     client, _ = open_store(*origin)
-    shared = _shared_store_on(client, origin[0], prefix=prefix, fence=fence, lease=lease, timeout=timeout)
+    shared = _open_shared_store(client, origin[0], prefix=prefix, fence=fence, lease=lease, timeout=timeout)
     store = TorchStore(shared, timeout)
     store._origin, store._owns_client = origin, True
     return store
@@ -327,10 +327,10 @@ _PREFIX_PROBE: Final = "rdzv/which-prefix-is-this"
 
 def _prefix_of(store: Any) -> str:
     """Return the prefix of a `PrefixStore` over a `TorchStore`, taken from a key that the `PrefixStore` asks for."""
-    _probed_keys.keys = []
+    _recorded_keys.keys = []
     try:
         store.check([_PREFIX_PROBE])
-        (seen,) = _probed_keys.keys
+        (seen,) = _recorded_keys.keys
     finally:
-        _probed_keys.keys = None
+        _recorded_keys.keys = None
     return seen.removesuffix(_PREFIX_PROBE)

@@ -88,7 +88,7 @@ class Client(interface.BlockingStore):
         try:
             # Check again, now that the channel is registered: `interrupt` and `end_waits` may have missed it before.
             if shared.failed is not None or shared.waits_ended:
-                shared.check_request(request)
+                shared.check_request_allowed(request)
             answer = channel.call(request, timeout)[0]
             if type(request) in LEASED:
                 self._note_lease(request, answer, channel)

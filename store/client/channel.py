@@ -111,7 +111,7 @@ class ClientState:
         if self.failed is not None:
             raise unsent_copy(self.failed)
 
-    def check_request(self, request: Request[Any]) -> None:
+    def check_request_allowed(self, request: Request[Any]) -> None:
         """Raise an error if the client is unusable, or if `request` is a wait, and waits were ended."""
         self.check_usable()
         if self.waits_ended and waits(request):
@@ -185,7 +185,7 @@ class Channel:
     def _check_not_ended(self, request: Request[Any]) -> None:
         if self.ended:
             raise WaitEnded("it was ended here")
-        self._shared.check_request(request)
+        self._shared.check_request_allowed(request)
 
     def _connect(self, item: InFlight, deadline: float) -> None:
         check = partial(self._check_not_ended, item.request)
@@ -214,7 +214,7 @@ class Channel:
             raise _TimedOut
         # Pause also if the last connection ended early: a server may close each one soon after its welcome.
         if self._attempt or now - self._welcomed_at < LASTED:
-            pause = self._timeouts.retry_pause(max(self._attempt - 1, 0), away=self._shared.outages.outage_seconds(now))
+            pause = self._timeouts.retry_pause(max(self._attempt - 1, 0), away=self._shared.outages.current_outage(now))
             if now + pause >= deadline:
                 time.sleep(deadline - now)
                 raise _TimedOut
@@ -295,7 +295,7 @@ class Channel:
                     answered = self.connection.take_request(received.request_id)
                     if answered is item:
                         answer = received.response
-                    elif answered is not None and (revoke := answered.undo_request(received.response)) is not None:
+                    elif answered is not None and (revoke := answered.revocation(received.response)) is not None:
                         self._send_and_forget(revoke)
                 elif isinstance(received, (Events, Lagged)):
                     self.pushed.append(received)
@@ -317,7 +317,7 @@ class Channel:
         for each in (error, error.__cause__):  # an error of a signal's handler may be the cause of the decoder's error
             if each is not None and raised_by_signal(each):
                 return each
-        if self.connection.may_retry(error):
+        if self.connection.may_reconnect_after(error):
             return dialing.RefusedByStore(str(error))
         return self._shared.fail(error)
 

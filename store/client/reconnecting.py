@@ -18,7 +18,7 @@ from store.calls import DisconnectNotifier
 from store.client.connection_health import ConnectionHealth, ConnectionState, HealthAction
 from store.client.timeouts import LASTED, Timeouts
 from store.errors import AuthenticationError, ConnectionLost
-from store.net.absence import OutageLog, log_absence
+from store.net.absence import OutageLog, warn_if_absent
 from store.net.dialing import (
     NEVER_ANSWERED,
     SAYS_NOTHING,
@@ -239,8 +239,7 @@ class Reconnecting(interface.Store):
         """Handle bytes received on a connection."""
 
     @abstractmethod
-    def _handle_disconnect(self) -> None:
-        """Handle the loss of the connection."""
+    def _handle_disconnect(self) -> None: ...
 
     @abstractmethod
     def send_ping(self) -> None:
@@ -253,7 +252,7 @@ class Reconnecting(interface.Store):
         self._task.add_done_callback(self._handle_task_end)
 
     async def _wait_for_first_welcome(self, within: float, ended_by: str) -> None:
-        told = log_absence(self.name, self._current_problem, within=within, ended_by=ended_by)
+        told = warn_if_absent(self.name, self._current_problem, within=within, ended_by=ended_by)
         with anyio.move_on_after(within), told:
             await self._met_or_failed.wait()
         if self._failed is not None:
@@ -318,7 +317,7 @@ class Reconnecting(interface.Store):
             while self._failed is None:
                 link = successor or await self._new_connection()
                 began = self.time()
-                welcomed, successor = await self._use_connection(link)
+                welcomed, successor = await self._run_connection(link)
                 if welcomed:
                     self._attempt, self._away_since = 0, self.time()
                 # Reconnect at once after a loss, or the server counts this process as dead (R20). Pause if the server
@@ -381,7 +380,7 @@ class Reconnecting(interface.Store):
         self.last_problem = SAYS_NOTHING[self._secure] if links and not self.has_met_store else describe(TimeoutError())
         return None
 
-    async def _use_connection(self, link: Connection) -> tuple[bool, Connection | None]:
+    async def _run_connection(self, link: Connection) -> tuple[bool, Connection | None]:
         """Use a connection to its end. Return True if it was welcomed, and the connection that replaces it, if any."""
         self._link = link
         self._connection.start_connection(nonce=secrets.token_bytes(16))

@@ -13,7 +13,7 @@ import os
 import sqlite3
 from typing import TYPE_CHECKING
 
-from store.disk.directory import FILE, MARK, allocate, error_text
+from store.disk.directory import FILE, MARK, allocate, with_remedy
 from store.errors import StoreUsageError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def is_disk_full(path: Path) -> bool:
 def disk_error_text(error: Exception, path: Path) -> str:
     """Return an error's text; if the system rejects a test write, add the system's reason."""
     refused = find_write_error(path)
-    return f"{error}: {error_text(refused)}" if refused is not None else str(error)
+    return f"{error}: {with_remedy(refused)}" if refused is not None else str(error)
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ def _explanation(error: Exception, path: Path, written: Path | None) -> str:
     for place in filter(None, (written, path)):
         refused = find_write_error(place, size if place is written else PROBE_BYTES)
         if refused is not None:
-            return f"{place} cannot be {'written' if place is written else 'used'}: {error_text(refused)}; {unchanged}"
+            return f"{place} cannot be {'written' if place is written else 'used'}: {with_remedy(refused)}; {unchanged}"
     return (
         f"{written or path} cannot be used ({error}), and the system takes a write beside it; {unchanged}: try again, "
         f"and look for errors of the disk in the system's log"

@@ -2,7 +2,7 @@
 
     store.sqlite3            everything that is durable, with SQLite's own -wal and -shm beside it
     lock                     held by the one server that has the directory
-    durable                  the number of the last durable group; see `DurableMark`
+    durable                  the number of the last durable group; see `LastGroupMark`
     reserve                  disk space reserved for deletes; see `Reserve`
     store.sqlite3-wal.left-1 the log of a database that was moved away, when a new one took its place
 
@@ -52,7 +52,7 @@ REMEDIES = {
 }
 
 
-def error_text(error: OSError) -> str:
+def with_remedy(error: OSError) -> str:
     """Return the text of a system error, with the remedy."""
     remedy = REMEDIES.get(error.errno or 0)
     return f"{error.strerror or error}" + (f" ({remedy})" if remedy else "")
@@ -64,7 +64,7 @@ def take_lock(directory: Path) -> IO[str]:
         _make_directory(directory, mode=0o700)
         file = open(directory / LOCK, "a+", encoding="utf-8", opener=partial(os.open, mode=0o600))  # noqa: SIM115
     except OSError as error:
-        raise StoreUsageError(f"data_dir {directory} cannot be used: {error_text(error)}") from error
+        raise StoreUsageError(f"data_dir {directory} cannot be used: {with_remedy(error)}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with contextlib.suppress(OSError):  # a full disk must not prevent the lock
@@ -81,7 +81,7 @@ def take_lock(directory: Path) -> IO[str]:
         ) from None
     except OSError as error:  # for example, a network file system without locks
         file.close()
-        raise StoreUsageError(f"data_dir {directory} cannot be locked: {error_text(error)}") from error
+        raise StoreUsageError(f"data_dir {directory} cannot be locked: {with_remedy(error)}") from error
     return file
 
 
@@ -165,7 +165,7 @@ def warn_if_open_to_others(directory: Path) -> None:
         )
 
 
-class DurableMark:
+class LastGroupMark:
     """The file with the number of the last group of changes that is durable.
 
     SQLite cannot tell a damaged or missing end of its log from an end that was never written. The mark shows if the end

@@ -13,7 +13,7 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 from store.disk import rows, wal
-from store.disk.directory import FILE, DurableMark
+from store.disk.directory import FILE, LastGroupMark
 from store.errors import StoreUsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 def verify(directory: Path, *, served: bool = False) -> int:
     """Return a store's format; raise if it is damaged or has lost changes. A `served` store's log is not checked."""
     path = directory / FILE
-    marked = DurableMark(directory).read()  # read the mark before the database: a server may write both meanwhile
+    marked = LastGroupMark(directory).read()  # read the mark before the database: a server may write both meanwhile
     with contextlib.closing(open_read_only(path)) as database:
         database.execute("BEGIN")
         (version,) = database.execute("PRAGMA user_version").fetchone()

@@ -303,7 +303,7 @@ class Engine:
         if self._watches.by_prefix:
             for watches, about in self._watches.watches_of(changes):
                 self._asked.deliveries.append(Delivery(watches=watches, events=events_of(about)))
-        if self._waits.parked and (stirred := self._waits.affected_by(changes)):
+        if self._waits.parked and (stirred := self._waits.affected_places(changes)):
             self._check_waits(stirred)
 
     def _check_waits(self, stirred: list[tuple[dict[str, dict[Watcher, None]], str]]) -> None:

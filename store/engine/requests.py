@@ -76,13 +76,13 @@ class RequestExecutor:
         self._state.check_limit("operations_max", len(request.keys), "keys")
         if "" in request.keys:
             self._state.check_key("")
-        listing = self._checked_listing(tuple(map(self._keys.get, request.keys)), self._keys.revision)
+        listing = self._make_listing(tuple(map(self._keys.get, request.keys)), self._keys.revision)
         if len(request.keys) <= STEP_KEYS:
             return listing
         snapshot = Snapshot.of_keys(self._keys, self._past, request.keys, list(listing.entries))
         return self._next_list_part(LongRead(watcher=self._asker, snapshot=snapshot))
 
-    def _checked_listing(self, entries: tuple[Entry | None, ...], revision: int) -> messages.Listing:
+    def _make_listing(self, entries: tuple[Entry | None, ...], revision: int) -> messages.Listing:
         if len(entries) * self._keys.answer_bytes_max > self._limits.frame_bytes_max:
             self._state.check_limit("frame_bytes_max", sum(map(answer_bytes, entries)))
         return messages.Listing(entries, revision)
@@ -182,7 +182,7 @@ class RequestExecutor:
         return messages.Counted(count=len(keys), revision=self._changes.revision)
 
     def _delete_older(self, request: messages.DeleteOlder) -> messages.DeletedOlder:
-        newest = self._keys.revision  # with a later revision in a reply, clients would reject the store (S10)
+        newest = self._keys.revision  # a later revision in a reply would make clients reject the store (S10)
         if request.revision is not None:
             newest = min(newest, request.revision)
         most, entries = self._state.writes_max, self._keys.entries
@@ -332,7 +332,7 @@ class RequestExecutor:
         self._state.check_limit("operations_max", len(request.keys), "keys")
         entries = tuple(map(self._keys.get, request.keys))
         if all(entries):
-            return self._checked_listing(entries, self._keys.revision)
+            return self._make_listing(entries, self._keys.revision)
         for key in request.keys:
             self._state.check_key(key)
         cost = wait_bytes(request.keys, when)
@@ -407,7 +407,7 @@ class RequestExecutor:
             return missing
         else:
             try:
-                response = self._checked_listing(tuple(map(entries.get, parked.keys)), revision)
+                response = self._make_listing(tuple(map(entries.get, parked.keys)), revision)
             except LimitExceeded as error:
                 response = messages.Failed(kind=messages.FailureKind.LIMIT, message=str(error))
         self._waits.remove(watcher)

@@ -118,7 +118,7 @@ class Waits:
             if count % FORGOTTEN_AT_ONCE == 0:
                 yield
 
-    def affected_by(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
+    def affected_places(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
         """Return where the affected waits are registered: pairs of an index (`_at` or `_under`) and a key in it."""
         found = []
         for change in changes:

@@ -28,13 +28,13 @@ from store.errors import (
 )
 from store.etcd import leases
 from store.etcd.codec import OPERATIONS_MAX, Cluster, Failure, entry_in, events_by_revision, range_of, watch_requests
-from store.etcd.members import MaybeDone, Members
+from store.etcd.members import DoubtFlag, Members
 from store.etcd.reads import Reads
 from store.etcd.receipts import HANG_UP_WITHIN, WriteReceipts
 from store.etcd.watch import Watch
 from store.etcd.writes import WriteAttempts
 from store.interface import DEFAULT_TIMEOUT
-from store.net.absence import log_absence
+from store.net.absence import warn_if_absent
 from store.net.dialing import find_route
 from store.net.process import process_identity
 from store.net.tasks import running_loop
@@ -115,7 +115,7 @@ class Client(interface.Store):
         await self.open()
         within = self._connect_timeout
         try:
-            with log_absence(self.name, lambda: self.members.choice.problem, within=within, ended_by=self._ended_by):
+            with warn_if_absent(self.name, lambda: self.members.choice.problem, within=within, ended_by=self._ended_by):
                 deadline = self.time() + within
                 await self.run_while_usable(lambda: self.members.start(deadline))
             way = await find_route(self.members.hosts, self.members.identity.member_id)
@@ -173,7 +173,7 @@ class Client(interface.Store):
         """Return seconds on the event loop's clock."""
         return asyncio.get_running_loop().time()
 
-    async def run_while_usable(self, work: Callable[[], Awaitable[T]], doubt: MaybeDone | None = None) -> T:
+    async def run_while_usable(self, work: Callable[[], Awaitable[T]], doubt: DoubtFlag | None = None) -> T:
         """Await `work`; if the client fails meanwhile, raise the client's error."""
         self.check_usable()
         with anyio.CancelScope() as scope:
@@ -199,7 +199,7 @@ class Client(interface.Store):
             guard, asked = asked.when, asked.request
         if isinstance(asked, messages.KeepAlive | messages.Revoke | messages.TimeToLive):
             leases.check_lease_id(asked.lease)
-        doubt = MaybeDone()
+        doubt = DoubtFlag()
         try:
             response = await self.run_while_usable(lambda: self._dispatch(asked, guard, deadline, doubt), doubt)
         except Failure as failure:
@@ -207,7 +207,7 @@ class Client(interface.Store):
         return cast("R", response)
 
     async def _dispatch(
-        self, request: messages.Request[Any], guard: tuple[messages.Condition, ...], deadline: float, doubt: MaybeDone
+        self, request: messages.Request[Any], guard: tuple[messages.Condition, ...], deadline: float, doubt: DoubtFlag
     ) -> messages.Response:
         match request:
             case messages.Get(key=key):

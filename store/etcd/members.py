@@ -52,7 +52,7 @@ AT_ONCE = 64  # concurrent requests besides renewals: etcd may allow only 100 st
 RENEWING_AT_ONCE = 16  # concurrent renewals of leases, which do not queue with other requests
 
 
-class MaybeDone:
+class DoubtFlag:
     """The doubt about a request: `any` is True if an unanswered attempt may have been carried out."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class Members:
         *,
         deadline: float = math.inf,
         what: str = "",
-        doubt: MaybeDone | None = None,
+        doubt: DoubtFlag | None = None,
     ) -> Any:
         """Repeat a request until a member answers, or until `deadline` on the loop's clock; errors call it `what`.
 
@@ -206,7 +206,7 @@ class Members:
         """Handle the end of a stream, and pause, so that streams that always end cause little load."""
         self.login.forget_rejected_token(failure, subscription.stream.token, 1)
         if self._current is not None and self._current.has_subscription(subscription):
-            await self.replace_connection(self._current, failure)
+            await self.drop_failed_connection(self._current, failure)
         if failure.trouble is not FailureKind.REOPEN:
             await self._pause_before_retry(1, math.inf)
 
@@ -215,7 +215,7 @@ class Members:
         attempt: Callable[[Connection, str | None, float], Awaitable[T]],
         deadline: float,
         what: str,
-        doubt: MaybeDone | None,
+        doubt: DoubtFlag | None,
         *,
         share: float = 1.0,
     ) -> T:
@@ -243,7 +243,7 @@ class Members:
                 # only if there is another member.
                 patient = failures == 1 or self.choice.is_single
                 if not (failure.silent and patient and connection.heard_at > asked_at):
-                    await self.replace_connection(connection, failure)
+                    await self.drop_failed_connection(connection, failure)
                 if doubt is not None and failure.trouble is FailureKind.DOUBT:
                     doubt.any = True
                 await self._pause_before_retry(failures - 1, deadline)
@@ -263,7 +263,7 @@ class Members:
         if seconds:
             await anyio.sleep(seconds)
 
-    def timeout_error(self, what: str, doubt: MaybeDone | None, told: str = "") -> StoreError:
+    def timeout_error(self, what: str, doubt: DoubtFlag | None, told: str = "") -> StoreError:
         """Return the error of a call that was not answered in time; `told` is a failure that a member reported."""
         maybe = doubt is not None and doubt.any
         reason = told or self.choice.problem
@@ -273,7 +273,7 @@ class Members:
         return kind(message, maybe_applied=maybe)
 
     async def _get_connection(
-        self, deadline: float, share: float, what: str, doubt: MaybeDone | None, told: str = ""
+        self, deadline: float, share: float, what: str, doubt: DoubtFlag | None, told: str = ""
     ) -> Connection:
         current = self._current
         if current is not None:
@@ -348,7 +348,7 @@ class Members:
         log.debug("etcd at %s: %s", self._cluster.targets[place], failure)
         self.choice.note_failure(place, failure, self._time())
 
-    async def replace_connection(self, connection: Connection, failure: Failure) -> None:
+    async def drop_failed_connection(self, connection: Connection, failure: Failure) -> None:
         """Handle the failure of a connection; the next request makes another connection."""
         if failure.trouble in (FailureKind.REOPEN, FailureKind.TOKEN):  # the member works
             return
@@ -380,7 +380,7 @@ class Members:
                 try:
                     await self._probe_member(connection, self._attempt_timeout(0))
                 except Failure as failure:
-                    await self.replace_connection(connection, failure)
+                    await self.drop_failed_connection(connection, failure)
                 except StoreError as error:  # the next request raises the same error
                     log.debug("etcd at %s: %s", self.name, error)
                     connection.heard_at = self._time()

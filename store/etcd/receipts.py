@@ -43,7 +43,7 @@ class WriteReceipts:
         if on is None:
             on = await self._get_own_lease(deadline)
         elif on != self.writers_lease:
-            self._forget_lease(self.writers_lease)
+            self._forget_receipts(self.writers_lease)
             self.writers_lease = on
         free = self._free[on]
         return free.pop() if free else Receipt(key=self._prefix + secrets.token_hex(12), revision=0, lease=on)
@@ -52,7 +52,7 @@ class WriteReceipts:
         async with self._taking:
             now = anyio.current_time()
             if self.lease is None or now > self._good_until:
-                self._forget_lease(self.lease)  # the receipts on the old lease expire with it
+                self._forget_receipts(self.lease)  # the receipts on the old lease expire with it
                 granted = await grant(self._members, RECEIPTS_TTL, deadline)
                 self.lease = granted.lease
                 self._good_until = now + granted.ttl - RECEIPTS_LEAST
@@ -63,13 +63,13 @@ class WriteReceipts:
         if receipt.lease in (self.lease, self.writers_lease):
             self._free[receipt.lease].append(receipt)
 
-    def drop_lease(self, receipt: Receipt) -> None:
+    def forget_lapsed_lease(self, receipt: Receipt) -> None:
         """Drop a lapsed lease, with all its receipts."""
-        self._forget_lease(receipt.lease)
+        self._forget_receipts(receipt.lease)
         if receipt.lease == self.lease:
             self.lease = None
 
-    def _forget_lease(self, lease: int | None) -> None:
+    def _forget_receipts(self, lease: int | None) -> None:
         self._free.pop(lease or 0, None)
 
     async def delete_all(self) -> None:

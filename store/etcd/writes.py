@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from store.etcd.codec import Fields
-    from store.etcd.members import MaybeDone
+    from store.etcd.members import DoubtFlag
     from store.etcd.reads import Reads
     from store.etcd.receipts import WriteReceipts
     from store.etcd.transactions import Known, Operations, Plan, Receipt
@@ -42,7 +42,7 @@ class WriteAttempts:
         request: Request[Any],
         guard: tuple[Condition, ...],
         deadline: float,
-        doubt: MaybeDone,
+        doubt: DoubtFlag,
     ) -> None:
         self._reads, self._receipts = reads, receipts
         self._members, self._hidden = reads.members, reads.hidden
@@ -55,7 +55,7 @@ class WriteAttempts:
         own = (lease for lease in puts if lease in self._to_grant or lease == receipts.writers_lease)
         self._own_lease = next(own, None)
         self._write = replace(
-            write, then=self._put_ttls_on_leases(write.then), otherwise=self._put_ttls_on_leases(write.otherwise)
+            write, then=self._assign_lease_ids(write.then), otherwise=self._assign_lease_ids(write.otherwise)
         )
         self._looks = self._write.needed_reads()
         self._known: Known | None = None  # the results of `needed_reads` at `_revision`; None before these reads
@@ -64,7 +64,7 @@ class WriteAttempts:
         self._receipt: Receipt | None = None  # the receipt of a write that may be under way
         self._renewed = False
 
-    def _put_ttls_on_leases(self, operations: Operations) -> Operations:
+    def _assign_lease_ids(self, operations: Operations) -> Operations:
         """Put each key with a TTL on a lease of its own, to be granted later."""
         placed: list[Any] = list(operations)
         for place, operation in enumerate(operations):
@@ -166,7 +166,7 @@ class WriteAttempts:
         self._receipt = None
 
     def _drop_lapsed_receipt(self, receipt: Receipt) -> None:
-        self._receipts.drop_lease(receipt)
+        self._receipts.forget_lapsed_lease(receipt)
         self._receipt = None
 
     async def _recover_result(self, plan: Plan, revision: int) -> TransactionResult:

@@ -24,7 +24,7 @@ _waiting: defaultdict[str, list[object]] = defaultdict(list)  # by name of the s
 
 
 @contextlib.contextmanager
-def log_absence(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> Iterator[None]:
+def warn_if_absent(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> Iterator[None]:
     """While the block runs, log at WARNING that a store has not answered; `ended_by` names the limit of the wait."""
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
@@ -59,7 +59,7 @@ class OutageLog:
         self._lasts = self._said = self._met = False
         self._lock = threading.RLock()  # several threads and signal handlers use it
 
-    def outage_seconds(self, now: float) -> float:
+    def current_outage(self, now: float) -> float:
         """Return the seconds since the store was lost; 0 if it is not."""
         return now - self._since if self._lasts else 0.0
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from store.net.sockets import SystemErrorsSuppressed, raised_by_signal
+from store.net.sockets import SuppressUnlessSignal, raised_by_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -75,7 +75,7 @@ class Addresses:
     def set_options(self, sock: socket.socket) -> None:
         """Prepare a socket before it connects."""
         if self._small_packets:
-            with SystemErrorsSuppressed(OSError):  # some systems reject it
+            with SuppressUnlessSignal(OSError):  # some systems reject it
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
 
     def in_parentheses(self) -> str:
@@ -139,7 +139,7 @@ class Addresses:
 
 
 class ConnectRace:
-    """One race to connect: the caller calls `connect_next` at intervals, and `is_won` with each writable socket."""
+    """One race: the caller calls `connect_next` at intervals, and `finish_attempt` with each writable socket."""
 
     def __init__(self, addresses: Addresses, order: Iterable[Resolved]) -> None:
         self._addresses = addresses
@@ -175,7 +175,7 @@ class ConnectRace:
         self._raise_if_all_failed()
         return None
 
-    def is_won(self, sock: socket.socket) -> bool:
+    def finish_attempt(self, sock: socket.socket) -> bool:
         """Return True if a writable socket is connected: the caller owns it. `OSError` if all attempts have failed."""
         address = self.connecting.pop(sock)
         number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -228,7 +228,7 @@ def connect_blocking(addresses: Addresses, until: float, check: Callable[[], Non
             wake_at = min(until, now + CHECK_EVERY, next_at if race.left else math.inf)
             ready = {number for number, _ in waiting.poll((wake_at - now) * 1000 + 1)}
             for sock in [sock for sock in race.connecting if sock.fileno() in ready]:
-                if race.is_won(sock):
+                if race.finish_attempt(sock):
                     return sock
                 next_at = now
 
@@ -249,7 +249,7 @@ async def connect_async(addresses: Addresses, order: Iterable[Resolved] | None =
     writable: list[socket.socket] = []
     come = asyncio.Event()
 
-    def can_be_written_to(sock: socket.socket) -> None:
+    def on_writable(sock: socket.socket) -> None:
         loop.remove_writer(sock)
         writable.append(sock)
         come.set()
@@ -258,13 +258,13 @@ async def connect_async(addresses: Addresses, order: Iterable[Resolved] | None =
         while True:
             sock = race.connect_next()
             if sock is not None:
-                loop.add_writer(sock, can_be_written_to, sock)
+                loop.add_writer(sock, on_writable, sock)
             with anyio.move_on_after(STAGGER if race.left else None):
                 await come.wait()
             come.clear()
             while writable:
                 sock = writable.pop()
-                if race.is_won(sock):
+                if race.finish_attempt(sock):
                     return sock
     finally:
         for sock in race.connecting:

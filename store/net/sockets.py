@@ -64,7 +64,7 @@ def is_ctrl_c(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
-class SystemErrorsSuppressed(contextlib.suppress):
+class SuppressUnlessSignal(contextlib.suppress):
     """Suppresses errors, but not those of a signal's handler."""
 
     def __exit__(
@@ -75,7 +75,7 @@ class SystemErrorsSuppressed(contextlib.suppress):
 
 def set_tcp_options(sock: Any) -> None:
     """Set the options of a TCP socket: no delays; notice a dead peer in half a minute."""
-    with SystemErrorsSuppressed(OSError):  # the socket is closed
+    with SuppressUnlessSignal(OSError):  # the socket is closed
         for level, option, value in OPTIONS:
             sock.setsockopt(level, option, value)
 
@@ -95,7 +95,7 @@ def unacknowledged(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
 def _queued_bytes(sock: Any) -> tuple[int, int]:
     """Return the sent, unacknowledged bytes, and the unsent ones; if the peer counts as dead, all count as sent."""
     held = unsent = 0
-    with SystemErrorsSuppressed(OSError, ValueError):  # the socket is closed, or the system is not Linux
+    with SuppressUnlessSignal(OSError, ValueError):  # the socket is closed, or the system is not Linux
         held, unsent = (
             struct.unpack("i", fcntl.ioctl(sock.fileno(), request, bytes(4)))[0]
             for request in (termios.TIOCOUTQ, SIOCOUTQNSD)
@@ -108,21 +108,21 @@ def _queued_bytes(sock: Any) -> tuple[int, int]:
 def _unanswered_probes(sock: Any) -> int:
     option = getattr(socket, "TCP_INFO", None)
     if option is not None:
-        with SystemErrorsSuppressed(OSError):
+        with SuppressUnlessSignal(OSError):
             return int(sock.getsockopt(socket.IPPROTO_TCP, option, TCP_INFO_PROBES + 1)[TCP_INFO_PROBES])
     return 0
 
 
 def _has_out_of_order_data(sock: Any) -> bool:
     held = b""
-    with SystemErrorsSuppressed(OSError, ValueError):  # the socket is closed
+    with SuppressUnlessSignal(OSError, ValueError):  # the socket is closed
         held = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES)
     return any(held) and not unread_bytes(sock)
 
 
 def unread_bytes(sock: Any) -> float:
     """Return the received bytes not read yet; infinity if unknown."""
-    with SystemErrorsSuppressed(AttributeError, OSError, ValueError):  # the socket is in memory, or closed
+    with SuppressUnlessSignal(AttributeError, OSError, ValueError):  # the socket is in memory, or closed
         return float(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))[0])
     return math.inf
 

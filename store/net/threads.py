@@ -152,7 +152,7 @@ class Call(Generic[T]):
             raise TimeoutError(f"not over after {timeout:g} s")
         return self.result()
 
-    def abandon(self) -> None:
+    def mark_loop_closed(self) -> None:
         """Mark the call as over, since its loop has closed; close the coroutine if it did not begin."""
         if self._task is None:
             self._work.close()
@@ -224,7 +224,7 @@ class LoopThread:
             # Remove the `_running` entry: it would keep the thread and its loop in memory (300 kB).
             _running.pop(self._thread, None)
             for call in tuple(self._calls):
-                call.abandon()
+                call.mark_loop_closed()
 
     async def _wait_for_stop(self) -> None:
         try:
@@ -239,7 +239,7 @@ class LoopThread:
         self._calls.add(call)
         call.over.call(partial(self._calls.discard, call))
         if self.has_ended:
-            call.abandon()
+            call.mark_loop_closed()
         return call
 
     @property

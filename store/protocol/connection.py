@@ -173,7 +173,7 @@ class InFlight:
         else:
             self.waiter.set_result(outcome)
 
-    def undo_request(self, response: Response) -> Revoke | None:
+    def revocation(self, response: Response) -> Revoke | None:
         """Return the request that revokes the lease of an abandoned grant, as no caller knows this lease; else None."""
         if self.abandoned and isinstance(self.request, Grant) and isinstance(response, Granted):
             return Revoke(lease=response.lease)
@@ -205,7 +205,7 @@ class ClientConnection:
         self._secret = token  # the shared secret, or a function that returns it for each connection
         self._token: bytes | None = None
         self._name = name
-        self._generation = generation  # the least generation of the store, from the caller's knowledge of earlier ones
+        self._generation = generation  # see `Hello`
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._nonce = b""
         self._greeting: Greeting | None = None
@@ -229,7 +229,7 @@ class ClientConnection:
         self._greeting = self._hello = self.welcomed = None
 
     def end_connection(self) -> None:
-        """End the connection; forget abandoned requests, except grants, whose leases `undo_request` revokes."""
+        """End the connection; forget abandoned requests, except grants, whose leases `revocation` revokes."""
         self.welcomed = None
         for item in tuple(self.in_flight.values()):
             item.parts.clear()  # a repeated request gets all parts again
@@ -241,7 +241,7 @@ class ClientConnection:
         """True if the server has sent anything on this connection."""
         return self._greeting is not None
 
-    def may_retry(self, error: StoreError) -> bool:
+    def may_reconnect_after(self, error: StoreError) -> bool:
         """Return True if another attempt may succeed: the server was full, or a proxy may have answered instead."""
         in_place_of_it = self.store_id is not None and self.welcomed is None
         return isinstance(error, LimitExceeded) or (in_place_of_it and not isinstance(error, StoreReplaced))
@@ -400,7 +400,7 @@ class ClientConnection:
 
     @property
     def abandoned_grants(self) -> list[InFlight]:
-        """The unanswered grants that no caller waits for: see `InFlight.undo_request`."""
+        """The unanswered grants that no caller waits for: see `InFlight.revocation`."""
         return [item for item in self.in_flight.values() if item.abandoned and isinstance(item.request, Grant)]
 
     def abandon_request(self, item: InFlight) -> None:

@@ -297,7 +297,7 @@ def encode_in_chunks(said: Response | tuple[Event, ...]) -> tuple[bytes, ...]:
     """Encode a response or events once for all readers, without a head; a large value is a chunk of its own."""
     chunks: list[bytes] = []
     small: list[bytes] = []
-    for part in _encode_parts(said):
+    for part in _split_at_large_values(said):
         if len(part) < CHUNK_BYTES:
             small.append(part)
         else:
@@ -306,14 +306,14 @@ def encode_in_chunks(said: Response | tuple[Event, ...]) -> tuple[bytes, ...]:
     return (*chunks, b"".join(small))
 
 
-def _encode_parts(value: Any) -> Iterator[bytes]:
+def _split_at_large_values(value: Any) -> Iterator[bytes]:
     if isinstance(value, bytes) and len(value) >= CHUNK_BYTES:
         yield b"\xc6" + len(value).to_bytes(4, "big")
         yield value
     elif isinstance(value, tuple) and _has_large_value(value):
         yield b"\xdd" + len(value).to_bytes(4, "big")
         for each in value:
-            yield from _encode_parts(each)
+            yield from _split_at_large_values(each)
     else:
         yield _pack(value)
 

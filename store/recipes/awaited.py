@@ -68,7 +68,7 @@ class _TimedRequests:
     async def __call__(self, request: Request[R]) -> R:
         return await self.store.call(request, timeout=self.seconds_left)
 
-    def note_lock_taken(self) -> None:
+    def note_held_by_other(self) -> None:
         """Note that another client holds the lock; with `timeout=0`, raise `StoreTimeoutError`."""
         self._seen_taken = True
         if self._timeout == 0:
@@ -214,7 +214,7 @@ async def _join_queue_and_wait(ask: _TimedRequests, kind: str, lease: LeaseLike,
         in_the_way = [entry for entry in before if kind == "w" or entry.key.startswith(f"{prefix}w")]
         if not in_the_way:
             return held
-        ask.note_lock_taken()
+        ask.note_held_by_other()
         # Wait for the last place ahead only, so that each place that ends wakes one waiter.
         await ask.wait_for_change([held.fence, _unchanged_condition(in_the_way[-1])])
 

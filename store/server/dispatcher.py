@@ -72,7 +72,7 @@ class Dispatcher:
         """Return each peer whose queued frames all wait for the disk."""
         return (peer for peer in self._holding if not peer.outbox.ready)
 
-    def is_behind(self, peer_id: int) -> bool:
+    def peer_is_behind(self, peer_id: int) -> bool:
         """Return whether a peer has so many pending notifications that its requests wait."""
         return self._owed.get(peer_id, 0) > CAUGHT_UP_AT_ONCE
 
@@ -112,11 +112,11 @@ class Dispatcher:
         """Queue notifications: now if they are few, else in the next passes of the loop."""
         late = by_peer
         if sum(map(len, by_peer.values())) <= AT_ONCE:
-            late = {peer_id: items for peer_id, items in by_peer.items() if self.is_behind(peer_id)}
+            late = {peer_id: items for peer_id, items in by_peer.items() if self.peer_is_behind(peer_id)}
             for peer_id, items in by_peer.items():
                 # A closed peer may still have watches.
                 if peer_id not in late and (peer := self._peers.by_id.get(peer_id)) is not None:
-                    self._notify_all_now(peer)
+                    self._send_pending_notifications(peer)
                     for what in items:
                         tell(peer, what)
         if late:
@@ -124,7 +124,7 @@ class Dispatcher:
             self._announcements.append((OrderedDict(late), tell))
             self._request_pass()
 
-    def _notify_all_now(self, peer: Peer) -> None:
+    def _send_pending_notifications(self, peer: Peer) -> None:
         if self._owed.pop(peer.id, 0):
             for left, tell in self._announcements:
                 for what in left.pop(peer.id, ()):
@@ -134,13 +134,13 @@ class Dispatcher:
         """Do one turn of each kind of pending work: chores, notifications, and writes to sockets."""
         self._queued_in = self._later
         try:
-            self._repeat_step_for(self._do_postponed_work, turn)
-            self._repeat_step_for(self._notify_some, turn)
+            self._repeat_for_seconds(self._do_postponed_work, turn)
+            self._repeat_for_seconds(self._notify_some, turn)
         finally:
             self._queued_in = self.dirty
-        self._repeat_step_for(self._flush_waiting_peers, turn)
+        self._repeat_for_seconds(self._flush_waiting_peers, turn)
 
-    def _repeat_step_for(self, step: Callable[[], bool], turn: float) -> None:
+    def _repeat_for_seconds(self, step: Callable[[], bool], turn: float) -> None:
         until = self._stopwatch() + turn
         while step() and self._stopwatch() < until:
             pass
@@ -241,10 +241,10 @@ class Dispatcher:
 
     def send(self, peer: Peer, frame: Frame, *, number: int | None = None) -> None:
         """Queue a frame, to be sent once step `number`, by default the last, is on disk."""
-        self._notify_all_now(peer)
+        self._send_pending_notifications(peer)
         self._queue_frame(peer, frame, self._durability.pending_commits.appended if number is None else number)
 
-    def send_now(self, peer: Peer, frame: Frame, number: int) -> None:
+    def send_only_answer(self, peer: Peer, frame: Frame, number: int) -> None:
         """Write the only answer of a batch at once, unless it is large, or must wait for the disk or other frames."""
         if (
             peer.outbox.bytes

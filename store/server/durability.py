@@ -98,14 +98,14 @@ class Durability:
             return
         loop = asyncio.get_running_loop()
 
-        def report(what: Callable[[Any], None], how: object) -> None:
+        def report_to_loop(what: Callable[[Any], None], how: object) -> None:
             with contextlib.suppress(RuntimeError):  # raised if the loop ended while the disk hung
                 loop.call_soon_threadsafe(what, how)
 
         self.pending_commits.note_written(self.journal.appended)
         self.journal.start(
-            on_durable=lambda number: report(self._note_durable, number),
-            on_failure=lambda reason: report(self._handle_write_failure, reason),
+            on_durable=lambda number: report_to_loop(self._note_durable, number),
+            on_failure=lambda reason: report_to_loop(self._handle_write_failure, reason),
         )
         if self.journal.only_deletes and self._probing is None:
             self._probing = asyncio.create_task(self._wait_for_disk_room(self.journal, NO_RESERVE))
@@ -167,7 +167,7 @@ class Durability:
             log.warning("store %s takes only deletes: %s", engine.store_id, why)
         while journal.only_deletes:
             state.why_only_deletes, state.writable_bytes = why, 0
-            state.steering_bytes = await self.in_thread(journal.coordination_bytes_per_second)
+            state.steering_bytes = await self.in_thread(journal.coordination_rate_limit)
             await anyio.sleep(TRY_AGAIN_AFTER)
             await self.in_thread(journal.accepts_writes)
         log.warning("store %s can write again", engine.store_id)

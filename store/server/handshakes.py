@@ -75,7 +75,7 @@ class Handshakes:
         # After a refusal for "limit", an honest client retries.
         why = Rejection("limit", f"no hello within {within:g} s (handshake_timeout)")
         table.register(peer, peer.address, cost=PEER_BYTES + (TLS_BYTES if peer.secure else 0))
-        table.limit_handshake(peer, within, partial(self.peers.close_with_rejection, peer, why), patiently=True)
+        table.limit_handshake(peer, within, partial(self.peers.disconnect_peer, peer, why), patiently=True)
         peer.outbox.queue(peer.connection.encode_greeting())
         peer.flush()
 
@@ -94,7 +94,7 @@ class Handshakes:
                 asyncio.get_running_loop().call_later(place_in + SOON, self.open_session, peer, hello, welcome)
             else:
                 full = f"the server has {most} sessions (sessions_max): come again"
-                self.peers.close_with_rejection(peer, Rejection("limit", full))
+                self.peers.disconnect_peer(peer, Rejection("limit", full))
             return
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)

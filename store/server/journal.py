@@ -16,7 +16,7 @@ When a write fails, the group is rolled back; then the error decides:
 - After other errors, the journal stops, and the server returns to the disk's state (`durability`).
 
 `Reserve` keeps room for deletes on a full disk (`RESERVE_BYTES`), and for a few writes of keys that coordinate a run
-(`coordination_bytes_per_second`). A group is committed if SQLite's log can be emptied after it (`_check_disk_room`).
+(`coordination_rate_limit`). A group is committed if SQLite's log can be emptied after it (`_check_disk_room`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from store.disk.directory import (
     DELETES_BYTES,
     FILE,
     RESERVE_BYTES,
-    DurableMark,
+    LastGroupMark,
     Reserve,
     release_lock,
     take_lock,
@@ -99,7 +99,7 @@ class Journal:
         self._thread: threading.Thread | None = None
         self._probing = threading.Lock()  # held during a probe of the disk
         self._closed = False
-        self._mark, self._reserve = DurableMark(self._directory), Reserve(self._directory)
+        self._mark, self._reserve = LastGroupMark(self._directory), Reserve(self._directory)
         self._store_id, self._group = "", 0  # `_group`: the number of the last group on disk
         self._untidy = True  # there may be unused pages to return to the disk
         self._long_for = 0  # consecutive groups that lengthened a long log
@@ -211,7 +211,7 @@ class Journal:
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
-    def coordination_bytes_per_second(self) -> int:
+    def coordination_rate_limit(self) -> int:
         """Return how many bytes per second may go to keys that coordinate a run, while `only_deletes`."""
         room = free_bytes(self._directory) + self._reserve.bytes - self._grows - DELETES_BYTES * 5 // 8
         return max(room, 0) // 4
@@ -302,7 +302,7 @@ class Journal:
                 return
             if isinstance(why, RowsRefused):
                 log.exception("a change is refused, since it can never be written")
-                self._commit_with_remedies([rows.with_refused_replies(group[0], str(why))])
+                self._commit_with_remedies([rows.with_error_replies(group[0], str(why))])
                 self.answered = True
             raise
         on_durable(last)
@@ -379,12 +379,12 @@ class Journal:
 
     def _check_disk_room(self, beside: int) -> None:
         """Raise SQLITE_FULL if the disk lacks room to empty the log, and for `beside` bytes more."""
-        if not self._reserve.allocate(self._wal_growth() + beside):
+        if not self._reserve.allocate(self._database_growth() + beside):
             error = sqlite3.OperationalError("database or disk is full")
             error.sqlite_errorcode = sqlite3.SQLITE_FULL
             raise error
 
-    def _wal_growth(self) -> int:
+    def _database_growth(self) -> int:
         """Return by how many bytes the log, with the current transaction, will enlarge the database."""
         assert self._database is not None, "the writer runs on an open file"
         (pages,) = self._database.execute("PRAGMA page_count").fetchone()
@@ -423,7 +423,7 @@ class Journal:
         try:
             (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
             (pages,) = self._database.execute("PRAGMA page_count").fetchone()
-            self._wal_growth()
+            self._database_growth()
             spare = free - (0 if self.short_of_room else max(FREE_PAGES_KEPT, pages // 4))
             anew = spare > 0 and pages - free <= PAGES_WRITTEN_ANEW and not self.short_of_room
             if anew:
@@ -435,7 +435,7 @@ class Journal:
             if (self.short_of_room and full) or (not self._untidy and (spare > 0 or full)):
                 self._database.execute("PRAGMA busy_timeout=0")  # waiting for a reader would delay the next group
                 self._checkpoint_wal()
-                self._wal_growth()
+                self._database_growth()
         except (sqlite3.Error, OSError) as error:  # retried after the next write, or in 1 s if `short_of_room`
             log.debug("%s could not be made smaller: %s", self._path, error)
             self._untidy = False

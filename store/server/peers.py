@@ -27,7 +27,7 @@ class Peers:
         # Outboxes may always hold this many bytes, so that a full store can still be read.
         self.outboxes_kept_back: int = limits.outbox_bytes_max
 
-    def close_with_rejection(self, peer: Peer, rejection: Rejection) -> None:
+    def disconnect_peer(self, peer: Peer, rejection: Rejection) -> None:
         """Send a rejection to a peer, and disconnect it."""
         if not peer.gone:
             self.table.count_refusal("%s is disconnected: %s", peer.name, rejection.message)
@@ -90,7 +90,7 @@ class Peers:
                 f"{self.inboxes.bytes} bytes of unfinished requests wait in all inboxes, and memory_bytes_max is "
                 f"{self._limits.memory_bytes_max}; yours have cost most, and for longest"
             )
-            self.close_with_rejection(costliest, Rejection("limit", what))
+            self.disconnect_peer(costliest, Rejection("limit", what))
 
     @property
     def _connected_peers(self) -> list[Peer]:

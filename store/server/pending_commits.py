@@ -83,20 +83,20 @@ class PendingCommits:
         """Return the number of the last step whose changes the reply may show."""
         match request:
             case Guarded(when=when, request=guarded):
-                return max(self._last_step_shown(guarded), self._step_of(condition.key for condition in when))
+                return max(self._last_step_shown(guarded), self._change_of(condition.key for condition in when))
             case Get(key=key):
                 return self._changed.get(key, 0)
             case GetMany(keys=keys):
-                return self._step_of(keys)
+                return self._change_of(keys)
             case List(prefix=prefix) | Count(prefix=prefix) if len(self._changed) <= PREFIX_LOOKS_MAX:
-                return self._step_of(key for key in self._changed if isinstance(key, str) and key.startswith(prefix))
+                return self._change_of(key for key in self._changed if isinstance(key, str) and key.startswith(prefix))
             case KeepAlive(lease=lease):
                 return self._changed.get(lease, 0)
             case Ping():
                 return 0
         return self.appended
 
-    def _step_of(self, keys: Iterable[str]) -> int:
+    def _change_of(self, keys: Iterable[str]) -> int:
         return max((self._changed.get(key, 0) for key in keys), default=0)
 
 

@@ -84,7 +84,7 @@ class RequestScheduler:
             return  # requests are ignored while the journal writes its last group
         assert peer.unread is None, "a peer is not read while its requests wait"
         data = bytes(self.buffer[:size])  # copied: all peers share the buffer
-        if self._pass_comes and (self._is_busy or self.dispatcher.is_behind(peer.id)):
+        if self._pass_comes and (self._is_busy or self.dispatcher.peer_is_behind(peer.id)):
             peer.unread = peer.connection.receive(data)
         elif not self._try_at_once(peer, data, now):
             is_read = peer.work is not None or peer.stalled is not None
@@ -123,13 +123,13 @@ class RequestScheduler:
                 return False
             response = self._apply_request(peer, asked, now, alone=True)
         except ProtocolError as error:
-            self.peers.close_with_rejection(peer, Rejection("protocol", str(error)))
+            self.peers.disconnect_peer(peer, Rejection("protocol", str(error)))
             return True
         finally:
             if self.dispatcher.dirty:
                 self.dispatcher.flush()
             took = self.stopwatch() - began
-            self._count_time(took)
+            self._add_pass_time(took)
         if took > SLOW or self.on_request is not None:
             self._report_request(peer, asked[2], response, took)
         return peer.work is None
@@ -137,7 +137,7 @@ class RequestScheduler:
     def _continue_requests(self, peer: Peer) -> None:
         if self._durability.leaving or peer.unread is None or peer in self._turns or peer in self._for_disk:
             return
-        if self.dispatcher.is_behind(peer.id):
+        if self.dispatcher.peer_is_behind(peer.id):
             self._pause_until_caught_up(peer)
             return
         if self._is_busy:
@@ -147,12 +147,12 @@ class RequestScheduler:
         try:
             self._run_peer_turn(peer, began)
         except AuthenticationError as error:
-            self.peers.close_with_rejection(peer, Rejection("authentication", str(error)))
+            self.peers.disconnect_peer(peer, Rejection("authentication", str(error)))
         except ProtocolError as error:
-            self.peers.close_with_rejection(peer, Rejection("protocol", str(error)))
+            self.peers.disconnect_peer(peer, Rejection("protocol", str(error)))
         finally:
             self.dispatcher.flush()
-            self._count_time(self.stopwatch() - began)
+            self._add_pass_time(self.stopwatch() - began)
 
     def _run_peer_turn(self, peer: Peer, began: float) -> None:
         """Carry out requests of a peer until its turn is over, its outbox is full, or none is left."""
@@ -185,7 +185,7 @@ class RequestScheduler:
                         self._report_request(peer, item[2], response, took)
             if peer.gone:
                 return
-            if self.dispatcher.is_behind(peer.id):
+            if self.dispatcher.peer_is_behind(peer.id):
                 self._pause_until_caught_up(peer)
                 return
             if peer.outbox.bytes > PIECE_BYTES:
@@ -203,7 +203,7 @@ class RequestScheduler:
 
     @property
     def _is_busy(self) -> bool:
-        return self._turns.is_pass_over or self.dispatcher.is_overloaded
+        return self._turns.is_pass_time_up or self.dispatcher.is_overloaded
 
     def _queue_for_turn(self, peer: Peer, *, used: bool) -> None:
         self._turns.enqueue(peer, used=used)
@@ -214,7 +214,7 @@ class RequestScheduler:
         peer.pause_reading()
         self._slowed[peer] = None
 
-    def _count_time(self, seconds: float) -> None:
+    def _add_pass_time(self, seconds: float) -> None:
         self._turns.spent += seconds
         if self._turns.spent > TURN:  # time for a new pass of the loop, which sets `spent` to 0
             self._schedule_pass()
@@ -245,7 +245,7 @@ class RequestScheduler:
     async def wait_for_first_turns(self) -> None:
         """Wait until all peers that now wait for their first turn have had it."""
         came = self._turns.came
-        while self._turns.is_unserved(came):
+        while self._turns.has_unserved(came):
             await anyio.lowlevel.checkpoint()  # one pass of the loop gives waiting peers their turns
 
     def seconds_waiting_by_peer(self, now: float) -> dict[int, float]:
@@ -270,7 +270,7 @@ class RequestScheduler:
         if response is not None:
             frame = self.dispatcher.encode(request_id, response)
             if alone:
-                self.dispatcher.send_now(peer, frame, number)
+                self.dispatcher.send_only_answer(peer, frame, number)
             else:
                 self.dispatcher.send(peer, frame, number=number)
         if deliveries or engine.has_chores:

@@ -39,7 +39,7 @@ class RoundRobin(Generic[P]):
         return who in self._fresh or who in self._used
 
     @property
-    def is_pass_over(self) -> bool:
+    def is_pass_time_up(self) -> bool:
         """True if this pass has used all its time (`PASS`)."""
         return self.spent >= PASS
 
@@ -56,7 +56,7 @@ class RoundRobin(Generic[P]):
             self.came += 1
             self._fresh[who] = self.came
 
-    def is_unserved(self, came: int) -> bool:
+    def has_unserved(self, came: int) -> bool:
         """Return whether one of the first `came` queued peers still waits for its first turn."""
         return bool(self._fresh) and next(iter(self._fresh.values())) <= came
 

@@ -95,7 +95,7 @@ class Server:
             clock=clock,
             in_thread=in_thread,
             on_durable=lambda number: self._scheduler.note_durable(number),  # noqa: PLW0108 - made below
-            on_restored=self._count_connection_memory,
+            on_restored=self._include_connection_memory,
             close_all=lambda: self._peers.abort(),  # noqa: PLW0108 - made below
             ended=self._handle_timer_end,
         )
@@ -108,7 +108,7 @@ class Server:
         self.port: int = 0
         self.store_id: str = engine.store_id
         self.end_when_alone: EndWhenAlone = self._handshakes.end_when_alone
-        self._count_connection_memory(engine)
+        self._include_connection_memory(engine)
 
     @property
     def _engine(self) -> Engine:
@@ -156,7 +156,7 @@ class Server:
             "commit_seconds": 0.0 if journal is None else journal.commit_seconds,
         }
 
-    def _count_connection_memory(self, engine: Engine) -> None:
+    def _include_connection_memory(self, engine: Engine) -> None:
         engine.state.held_elsewhere = lambda: self._peers.unfreeable_bytes
 
     def on_request(self, callback: Callable[[str, str, float], None]) -> None:
@@ -182,7 +182,7 @@ class Server:
             self._peers.close_oldest_listing_reader()
             if now >= drop_at:
                 drop_at = now + self._limits.frame_timeout / 2
-                self._close_silent_peers(now)
+                self._close_stalled_senders(now)
             if now >= warn_at + WARN_EVERY:
                 warn_at = now
                 for line in self._limit_warnings.lines_to_log(self.figures(), self._engine.state.keys.groups):
@@ -208,12 +208,12 @@ class Server:
         """Return whether leases may lapse now: no shutdown, a working journal, no keep-alive waiting for the disk."""
         return self._engine.read_only is None and not self._handshakes.leaving and not self._durability.is_overloaded
 
-    def _close_silent_peers(self, now: float) -> None:
+    def _close_stalled_senders(self, now: float) -> None:
         silent_since = now - self._limits.frame_timeout
         why = f"half a frame and {self._limits.frame_timeout:g} s of silence (frame_timeout)"
         for peer in list(self._peers.by_id.values()):
             if peer.connection.held_bytes and peer.received_at < silent_since and not peer.reading_paused:
-                self._peers.close_with_rejection(peer, Rejection("limit", why))
+                self._peers.disconnect_peer(peer, Rejection("limit", why))
 
     async def shut_down(self) -> None:
         """Send goodbyes and last frames, and close every connection within `LEAVE_WITHIN` seconds."""
@@ -254,10 +254,10 @@ def _check_address(host: object, port: object) -> None:
         raise StoreUsageError(f"host={brief(host)}, port={brief(port)}: give a name, and a port from 0 to 65535")
 
 
-def _renewed_token(token: Callable[[], bytes | None], last: bytes | None) -> Callable[[], bytes | None]:
+def _token_with_fallback(token: Callable[[], bytes | None], last: bytes | None) -> Callable[[], bytes | None]:
     """Return a function that returns the user's token; if the user's function fails, the last token."""
 
-    def current() -> bytes | None:
+    def current_token() -> bytes | None:
         nonlocal last
         try:
             last = token_bytes(token()) or last
@@ -267,7 +267,7 @@ def _renewed_token(token: Callable[[], bytes | None], last: bytes | None) -> Cal
             log.warning("the function for the token failed, so the last one counts: %s", type(error).__name__)
         return last
 
-    return current
+    return current_token
 
 
 def _open_journal(data_dir: str | os.PathLike[str]) -> Journal:
@@ -321,7 +321,7 @@ async def serve(
     secret = token_bytes(token() if callable(token) else token)
     if secret == b"" or (secret is None and callable(token)):
         raise StoreUsageError("the token is empty; leave it out, or give one")
-    wanted = _renewed_token(token, secret) if callable(token) else secret
+    wanted = _token_with_fallback(token, secret) if callable(token) else secret
     for address in addresses:
         check_exposure(address, token=secret, tls=tls, insecure=insecure)
     loop = running_loop()

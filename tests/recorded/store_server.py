@@ -53,7 +53,7 @@ class ServedWalk:
         self.network = FaultyNetwork(latency=0.001, socket_buffer_bytes=300)
         self.disk = FaultyDisk(random.Random(seed), store_id="store", on_commit=lambda _: None, now=self.loop.time)
         engine = Engine(store_id="store", limits=limits_with(**LIMITS), durable=durable)
-        journal = self.disk.open(self.loop, kind=FaultyJournal) if durable else None
+        journal = self.disk.open_journal(self.loop, kind=FaultyJournal) if durable else None
         if journal is not None:
             engine = Engine.restore(journal.load(), limits=engine.limits, now=self.loop.time())
         self.ticks, self.durable = 0, durable

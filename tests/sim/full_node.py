@@ -27,7 +27,7 @@ from rdzv.errors import (
     RoundSupersededError,
     SharedStoreTimeoutError,
 )
-from rdzv.testing.machines import NODE_THREAD, handler_of
+from rdzv.testing.machines import NODE_THREAD, make_handler
 from store.errors import LimitExceeded
 from store.messages import Put, Transact
 
@@ -109,7 +109,7 @@ class Node:
             self.shared_client.hook = self._before_and_after
             return self.shared_client
 
-        handler = handler_of(self.process, parsed, open_store=open_store, open_shared_store=open_shared_store)
+        handler = make_handler(self.process, parsed, open_store=open_store, open_shared_store=open_shared_store)
         self.node = handler.node
         return handler
 

@@ -143,7 +143,7 @@ class ObservedStore(FaultyStore):
 
     def new_journal(self, disk: Disk, host: Host) -> SimulatedJournal:
         """Open the journal, or one with a planted bug."""
-        return disk.open(host, kind=self._cosmos.seams.journal)
+        return disk.open_journal(host, kind=self._cosmos.seams.journal)
 
     def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: Host) -> Server:
         """Make a server whose engine is observed. If the server stops by itself, the story fails."""
@@ -165,8 +165,8 @@ def _observed(observe_engine: Callable[[Engine], None]) -> type[Server]:
     """Return a class of servers that also observe the engine that replaces theirs when they go back to the disk."""
 
     class Observed(Server):
-        def _count_connection_memory(self, engine: Engine) -> None:
-            super()._count_connection_memory(engine)
+        def _include_connection_memory(self, engine: Engine) -> None:
+            super()._include_connection_memory(engine)
             observe_engine(engine)
 
     return Observed

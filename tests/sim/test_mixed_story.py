@@ -143,13 +143,13 @@ class Story:
 @pytest.mark.some_of(3)
 @pytest.mark.parametrize("seed", range(FIRST, END))
 async def test_r3_all_nodes_meet_after_random_events(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits, marked, mark = CAPPED if seed % 2 else None, [], CoordinatorTerm._write_marker
+    limits, marked, mark = CAPPED if seed % 2 else None, [], CoordinatorTerm._write_sync_marker
 
     async def counted(term: CoordinatorTerm) -> int:
         marked.append(term)
         return await mark(term)
 
-    monkeypatch.setattr(CoordinatorTerm, "_write_marker", counted)
+    monkeypatch.setattr(CoordinatorTerm, "_write_sync_marker", counted)
     async with VirtualRun(
         seed=seed,
         durable=True,

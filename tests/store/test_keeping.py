@@ -11,7 +11,7 @@ import store.sync
 from rdzv.testing.network import MemoryNetwork
 from store.errors import LeaseNotFound
 from store.interface import Lease
-from store.keeping import renewed_if_old
+from store.keeping import renew_if_old
 from tests.support.stores import connect_in_memory, serve_in_memory
 
 virtual_time = pytest.mark.virtual_time
@@ -185,7 +185,7 @@ async def test_a_lease_whose_grant_was_long_under_way_is_renewed_before_anybody_
     """Regression: it was lost as soon as it was granted, after an outage during which the grant had waited."""
     for age, renewed in ((0.0, 0), (2.9, 0), (3.0, 1), (60.0, 1)):
         lease = OldLease()
-        assert await renewed_if_old(lease, 100.0, partial(float, 100.0 + age)) == 100.0 + renewed * age
+        assert await renew_if_old(lease, 100.0, partial(float, 100.0 + age)) == 100.0 + renewed * age
         assert lease.renewed == renewed
     with pytest.raises(LeaseNotFound):
-        await renewed_if_old(OldLease(over=True), 100.0, lambda: 200.0)
+        await renew_if_old(OldLease(over=True), 100.0, lambda: 200.0)

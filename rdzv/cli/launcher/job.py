@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NPROC: Final = "nproc"
 
-# Environment variables with paths: the job writes the first file at a checkpoint, `@record` the second at an error.
+# Environment variables with paths: a checkpoint writes the first file, `@record` the second at an error.
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 SIGNALLED: Final = 128  # a process ended by signal N counts as exit status 128 + N
@@ -40,7 +40,7 @@ class OnChange(Enum):
     CHECKPOINT = "checkpoint"
 
 
-class ExitAction(Enum):
+class ExitAdvice(Enum):
     """Actions for the caller of a failed launcher; see the help of `--exit-codes`."""
 
     RESTART = "restart"
@@ -68,10 +68,10 @@ def _parse_on_change(text: str) -> OnChange:
     return OnChange(text)
 
 
-def _parse_exit_codes(text: str) -> dict[ExitAction, int]:
+def _parse_exit_codes(text: str) -> dict[ExitAdvice, int]:
     try:
         parts = [each.partition("=") for each in text.split(",")]
-        codes = {ExitAction(name): plain_number(status, int) for name, _, status in parts}
+        codes = {ExitAdvice(name): plain_number(status, int) for name, _, status in parts}
     except ValueError:
         codes = {}
     if not codes or not all(0 < status < SIGNALLED for status in codes.values()):
@@ -130,7 +130,7 @@ class Job:
         f"process had written the file {CHECKPOINT_FILE}, or told of a second step; 0: never",
         0,
     )
-    exit_codes: Mapping[ExitAction, int] | None = _option(
+    exit_codes: Mapping[ExitAdvice, int] | None = _option(
         "--exit-codes restart=N,replace=N,over=N",
         _parse_exit_codes,
         "end with these statuses instead, by what is to be done with this node: start it again here (the store is out "
@@ -173,7 +173,7 @@ class Job:
     )
     allow_chaos: bool = _flag("--allow-chaos", "let rdzv chaos kill this node, to rehearse a failure", default=False)
 
-    def exit_status_for(self, then: ExitAction, otherwise: int) -> int:
+    def exit_status_for(self, then: ExitAdvice, otherwise: int) -> int:
         """Return the exit status that `--exit-codes` names for an action, else `otherwise`."""
         return (self.exit_codes or {}).get(then, otherwise)
 

@@ -103,7 +103,7 @@ class JobRound:
             place = process_ranks(info.rank, await info.participants(), job.nproc)
         except RoundSupersededError as error:
             self.monitor.end(Ending(kind=EndKind.DROPPED, reason="the round is over before it began"))
-            return await self.monitor.end_work(error, in_node=self._handler.call, release=self._ask_all_to_end)
+            return await self.monitor.on_work_end(error, in_node=self._handler.call, release=self._ask_all_to_end)
         log.info(
             "run %s, round %d: ranks %d to %d of %d, to meet at %s:%d",
             *(info.run_id, info.round, place.first_rank, place.first_rank + job.nproc - 1, place.world_size),
@@ -128,21 +128,23 @@ class JobRound:
             listening.start_soon(self._continue_guards)
             listening.start_soon(self._handler.call, self.monitor.wait_for_end())
             for process in self._processes:
-                listening.start_soon(self._on_process_end, process)
+                listening.start_soon(self._watch_process, process)
             self.monitor.start()
             failure = await self._wait_for_end()
             outcome: Outcome | signal.Signals
             if isinstance(failure, signal.Signals):
                 outcome = failure
             else:
-                outcome = await self.monitor.end_work(failure, in_node=self._handler.call, release=self._ask_all_to_end)
+                outcome = await self.monitor.on_work_end(
+                    failure, in_node=self._handler.call, release=self._ask_all_to_end
+                )
             listening.cancel_scope.cancel()
         self.achieved = self._has_progressed()
         return outcome
 
     async def _start_processes(self, place: Ranks) -> None:
         preloaded = self._workplace.preloaded
-        if preloaded is not None and not await preloaded.is_ready():
+        if preloaded is not None and not await preloaded.wait_until_ready():
             preloaded = None
         for local_rank in range(self._job.nproc):
             # Pause only before this node's first process that is not rank 0.
@@ -178,7 +180,7 @@ class JobRound:
             for process in self._processes:
                 process.continue_guard()
 
-    async def _on_process_end(self, process: Process) -> None:
+    async def _watch_process(self, process: Process) -> None:
         await process.wait()
         self._heard.put_nowait(process)
 
@@ -193,7 +195,7 @@ class JobRound:
                     pass
                 case Ending():
                     return None
-                case Process() if wait is not None and self._reports_own_end:
+                case Process() if wait is not None and self._processes_end_themselves:
                     self._running -= 1  # the process was asked to end, so its status does not matter
                 case Process() if heard.status:
                     return self._forwarded_signal_of(heard) or self._failure_of(heard)
@@ -205,7 +207,7 @@ class JobRound:
                     wait = await self._begin_wait(heard, wait)
                 case _ if (why := self._rejoin_reason(heard)) is not None:
                     wait = CheckpointWait(wished=heard, why=why, until=-math.inf, checkpoint=-1)
-        if not self._reports_own_end:
+        if not self._processes_end_themselves:
             await self.report_end()
         self.monitor.end(Ending(kind=EndKind.AGREED, reason=wait.why))
         return None
@@ -215,7 +217,7 @@ class JobRound:
         await self._handler.call(self.monitor.claim_end())
 
     @property
-    def _reports_own_end(self) -> bool:
+    def _processes_end_themselves(self) -> bool:
         return self._job.on_change is OnChange.USR1
 
     async def _begin_wait(self, wished: Wished, wait: CheckpointWait | None) -> CheckpointWait | None:
@@ -223,14 +225,14 @@ class JobRound:
         why = self._rejoin_reason(wished)
         if why is None:
             gone = isinstance(wished, NodesWaiting) and wait is not None and isinstance(wait.wished, NodesWaiting)
-            return None if gone and not self._reports_own_end else wait
+            return None if gone and not self._processes_end_themselves else wait
         within = min(self._job.grace, wished.seconds_left) if isinstance(wished, Draining) else self._job.grace
         until = anyio.current_time() + within
         if wait is not None:
             return replace(wait, until=min(until, wait.until))
         log.info("%s, for a checkpoint of the job, at most %g s", printable(why), within)
         wait = CheckpointWait(wished=wished, why=why, until=until, checkpoint=self._checkpoint_time())
-        if self._reports_own_end:
+        if self._processes_end_themselves:
             await self.report_end()
             for process in self._processes:
                 process.send_signal(signal.SIGUSR1)

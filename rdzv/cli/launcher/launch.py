@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv import RendezvousClosedError, RendezvousError, RendezvousGracefulExitError, RendezvousSettingsError
-from rdzv.cli.command import ENDING, SignalFilter, handle_signal
+from rdzv.cli.command import ENDING, SignalFilter, on_signal
 from rdzv.cli.launcher import guard
-from rdzv.cli.launcher.job import NPROC, SIGNALLED, ExitAction
+from rdzv.cli.launcher.job import NPROC, SIGNALLED, ExitAdvice
 from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, LauncherContext
 from rdzv.cli.launcher.preload import preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
@@ -34,7 +34,7 @@ from rdzv.config.settings import parse
 from rdzv.display.standard_error import say_error
 from rdzv.loop import KILL, STACKS, EndKind, Outcome, RunTally, cancel_and_wait
 from rdzv.loop.own_folder import folder_for_block
-from rdzv.loop.rounds import handler_of
+from rdzv.loop.rounds import make_handler
 from store.printable import escape_arguments, printable, without_durations
 
 if TYPE_CHECKING:
@@ -134,15 +134,15 @@ class _Launcher:
             self._workplace.with_remedy = serving.add_port_remedy
         attributes = {**chosen.attributes, NPROC: mine}
         check = chosen.bootstrap_check is not False
-        return handler_of(self._job.url, {"attributes": attributes, "bootstrap_check": check})
+        return make_handler(self._job.url, {"attributes": attributes, "bootstrap_check": check})
 
     def _handle_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            handle_signal(number, self._on_stop_signal, number)
+            on_signal(number, self._on_stop_signal, number)
         for number in PASSED_ON:
-            handle_signal(number, self._forward_signal, number)
+            on_signal(number, self._forward_signal, number)
         if self._job.drain_on is not None:
-            handle_signal(self._job.drain_on, self._on_drain_signal, self._job.drain_on)
+            on_signal(self._job.drain_on, self._on_drain_signal, self._job.drain_on)
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
         """Stop the processes and leave; at a second request exit at once: the guards kill the processes."""
@@ -250,17 +250,17 @@ class _Launcher:
                 info = await _join_round(handler)
             except RendezvousGracefulExitError as error:
                 log.info("%s", error)
-                return self._job.exit_status_for(ExitAction.REPLACE, 0) if handler.is_draining else 0
+                return self._job.exit_status_for(ExitAdvice.REPLACE, 0) if handler.is_draining else 0
             except RendezvousClosedError as error:
                 if was_open and error.reason == SUCCEEDED and not error.given_up:
                     return 0
                 if error.given_up and error.status:
                     say_error(f"rdzv run: {printable(str(error))}")
-                    return self._job.exit_status_for(ExitAction.OVER, error.status)
+                    return self._job.exit_status_for(ExitAdvice.OVER, error.status)
                 if not was_open:
                     say_error("rdzv run: rdzv reopen opens a closed run again; or give the job a run of its own")
                 raise
-            await self._change_tally(handler, lambda tally: tally)
+            await self._update_tally(handler, lambda tally: tally)
             if 0 < self._job.no_progress <= self._tally.fruitless:
                 verdict = (
                     f"{self._tally.fruitless} rounds have failed, one after the other, without a checkpoint or a step "
@@ -269,7 +269,7 @@ class _Launcher:
                 status = self._job.give_up_status
                 log.error("run %s, round %d: %s", info.run_id, info.round, verdict)
                 await handler.give_up(verdict, status=status)
-                return self._job.exit_status_for(ExitAction.OVER, status)
+                return self._job.exit_status_for(ExitAdvice.OVER, status)
             ended = await self._handle_outcome(handler, info, *await self._run_round(handler, info))
             if ended is not None:
                 return ended
@@ -287,14 +287,14 @@ class _Launcher:
             current.monitor.stop()
             with anyio.CancelScope(shield=True):
                 if not isinstance(outcome, Outcome):
-                    # A signal or a defect in this launcher has ended the round: say so, or another node is blamed.
+                    # A signal or a defect in this launcher has ended the round: blame no other node.
                     await current.report_end()
                 await current.stop_processes(self._signal or signal.SIGTERM)
                 self._round = None
         assert isinstance(outcome, Outcome)
         return current, outcome
 
-    async def _change_tally(self, handler: Handler, change: Callable[[RunTally], RunTally]) -> None:
+    async def _update_tally(self, handler: Handler, change: Callable[[RunTally], RunTally]) -> None:
         """Change or read the run's tally of restarts; if the store is out of reach, change this launcher's copy."""
         try:
             self._tally = RunTally.of(await handler.change_tally(lambda was: change(RunTally.of(was)).pack()))
@@ -312,7 +312,7 @@ class _Launcher:
             return 0
         if outcome is Outcome.GIVE_UP:
             log.error("%s: given up: %s", where, how)
-            return self._job.exit_status_for(ExitAction.OVER, status)
+            return self._job.exit_status_for(ExitAdvice.OVER, status)
         if monitor.ending is not None and monitor.ending.kind is EndKind.CLOSED:
             return None  # the next `next_rendezvous` raises the error with the details
         is_ours, leaves = outcome is Outcome.RAISE, outcome is not Outcome.RAISE and handler.is_draining
@@ -322,9 +322,9 @@ class _Launcher:
             log.warning("%s: %s; %s", where, why, then)  # log this before the next requests, as the store may be lost
         failed = is_ours or monitor.has_failed
         ended = {"restart": is_ours, "failed": failed, "achieved": achieved}
-        await self._change_tally(handler, lambda was: was.after(info.round, **ended))
+        await self._update_tally(handler, lambda was: was.after(info.round, **ended))
         if not is_ours:
-            return self._job.exit_status_for(ExitAction.REPLACE, 0) if leaves else None
+            return self._job.exit_status_for(ExitAdvice.REPLACE, 0) if leaves else None
         if self._tally.restarts <= self._job.max_restarts:
             log.warning("%s: %s; restart %d of %d", where, how, self._tally.restarts, self._job.max_restarts)
             return None
@@ -333,7 +333,7 @@ class _Launcher:
             f"rdzv run: {where}: {how}, and --max-restarts {self._job.max_restarts} allows no restart; see "
             f"what it wrote, or allow more"
         )
-        return self._job.exit_status_for(ExitAction.REPLACE, status if status >= 0 else SIGNALLED - status)
+        return self._job.exit_status_for(ExitAdvice.REPLACE, status if status >= 0 else SIGNALLED - status)
 
 
 async def _reap_orphans() -> None:

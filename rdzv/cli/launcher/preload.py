@@ -149,7 +149,7 @@ class PreloadServer:
                     process.kill()  # the process still imports, or is stopped
                     await process.wait()
 
-    async def is_ready(self) -> bool:
+    async def wait_until_ready(self) -> bool:
         """Wait until the modules are imported; log a warning and return False if no worker can be forked."""
         if self._is_ready is None:
             slow = ("--preload %s: not imported after %g s; nothing starts before", ",".join(self._modules), SLOW_AFTER)

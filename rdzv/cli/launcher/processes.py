@@ -67,7 +67,7 @@ class Process:
             environment = {**defaults, **os.environ, **environment}
             reads_ours = environment["LOCAL_RANK"] == "0"  # only local rank 0 reads the launcher's standard input
             guarded: asyncio.subprocess.Process | ForkedWorker | None = None
-            if preloaded is not None and await preloaded.is_ready():
+            if preloaded is not None and await preloaded.wait_until_ready():
                 source = os.dup(0) if reads_ours else os.open(os.devnull, os.O_RDONLY)
                 theirs.callback(os.close, source)
                 three = (source, streams.get(1, 1), streams.get(2, 2))

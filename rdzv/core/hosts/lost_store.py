@@ -45,19 +45,19 @@ def last_known_run(head: Head, *, revision: int, settings: bytes, host: str, now
         awaited=max(awaited, 0),
         settings=settings,
         closed=b"" if head.closed is None else head.closed.pack(),
-        bans={name: _shorten_ban(ban, now).pack() for name, ban in head.bans.items()},
+        bans={name: _ban_with_time_left(ban, now).pack() for name, ban in head.bans.items()},
         tally=head.tally,
         host=host,
     )
 
 
-def _of_round(round: Round, progress: Progress | None) -> Progress | None:
+def _progress_of_round(round: Round, progress: Progress | None) -> Progress | None:
     return progress if progress is not None and progress.round == round.number else None
 
 
 def _count_gone(round: Round, head: Head) -> int:
-    now = _of_round(round, head.progress)
-    told = now if head.moves_over is None else _of_round(round, head.moves_over)
+    now = _progress_of_round(round, head.progress)
+    told = now if head.moves_over is None else _progress_of_round(round, head.moves_over)
     named = {*told.lost_ids, *told.departed_ids} if told is not None else set()
     gone = told.lost + told.departed if told is not None else 0
     if gone != len(named):
@@ -71,11 +71,11 @@ def _count_gone(round: Round, head: Head) -> int:
     )
 
 
-def _shorten_ban(ban: Ban, now: float) -> Ban:
+def _ban_with_time_left(ban: Ban, now: float) -> Ban:
     return ban if ban.lasts is None else ban.replace(lasts=max(ban.lasts - (now - ban.seen_at), 1.0))
 
 
-def survivor_ranks(records: Iterable[NodeRecord], lost: LostStore | None) -> dict[str, int]:
+def ranks_in_lost_store(records: Iterable[NodeRecord], lost: LostStore | None) -> dict[str, int]:
     """Return the ids of nodes that were members of the lost store's last round, with their ranks there."""
     if lost is None:
         return {}

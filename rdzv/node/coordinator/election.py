@@ -91,7 +91,7 @@ class Election:
             else:
                 await self._lead_with_role(role, None)
         except SettingsChangedError as error:
-            self.part.note_settings_changed(error.settings)
+            self.part.refuse_changed_settings(error.settings)
             await anyio.sleep_forever()  # this node is about to leave the run, which cancels the task
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
             log.debug("run %s: the role of coordinator was lost: %s", self.part.keys.run_id, error)

@@ -85,7 +85,7 @@ class AccusationWatch:
     _asked: set[tuple[int, str, str]] = field(default_factory=set)  # accusations already investigated
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def check_accusations(self) -> None:
+    def schedule_checks(self) -> None:
         """Schedule requests to the store about new accusations."""
         if self._new_accusations():
             self._news.set()

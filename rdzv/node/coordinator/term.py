@@ -35,7 +35,7 @@ from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round,
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import CommitObstacle, Picture, View
 from rdzv.node.coordinator.facts import AccusationWatch, gather_answers, look_for_stalls
-from rdzv.node.coordinator.term_context import SharedLease, TermContext
+from rdzv.node.coordinator.term_context import SharedStoreLease, TermContext
 from rdzv.node.run.run_settings import SettingsChangedError, adopt_settings
 from rdzv.node.run.status import participant_of
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
@@ -84,7 +84,7 @@ class CoordinatorTerm:
         self._said = ""
         self._made_room_of: Round | None = None
         self._failed_with: str | None = None
-        self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
+        self._shared = SharedStoreLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
         self._history_writer = HistoryWriter()
         self._accusations = AccusationWatch(self._context, gone_ttl=max(part.settings.gone_ttl, link.reconnect_seconds))
         self._hour_changed = asyncio.Event()
@@ -166,11 +166,11 @@ class CoordinatorTerm:
                 self._context.queue_facts(*events)
 
     async def _decide_repeatedly(self) -> None:
-        await self._apply_facts_until(0)
+        await self._apply_facts_up_to(0)
         while True:
             head = self._follower.head
             self._update_picture(head=head)
-            self._accusations.check_accusations()
+            self._accusations.schedule_checks()
             if head.stop is not None or self._view.agreement.has_written:
                 self._asking.set()
             act = await self._decide()
@@ -182,7 +182,7 @@ class CoordinatorTerm:
                 while not self._context.inbox and self._follower.head is head:
                     if not await self._context.wakeup.sleep_until(deadline):
                         break
-            await self._apply_facts_until(seen or 0)
+            await self._apply_facts_up_to(seen or 0)
 
     def _update_picture(self, **changes: Any) -> None:
         """Replace the picture by a changed copy: `decide` may read the old one in a thread."""
@@ -246,7 +246,7 @@ class CoordinatorTerm:
         finally:
             deciding.cancel()
 
-    async def _apply_facts_until(self, revision: int) -> None:
+    async def _apply_facts_up_to(self, revision: int) -> None:
         inbox = self._context.inbox
         while True:
             now = self._store.time()
@@ -275,7 +275,7 @@ class CoordinatorTerm:
 
     async def _write_stop(self, act: AskStop) -> int | None:
         keys, stop = self._keys, act.stop
-        unchanged = self._context.round_unchanged, when.mod_revision(keys.stop) == act.over
+        unchanged = self._context.round_condition, when.mod_revision(keys.stop) == act.over
         revision = await self._context.write(self._context.put(keys.stop, stop.pack()), also=unchanged)
         if revision is None:
             return None
@@ -300,7 +300,7 @@ class CoordinatorTerm:
         )
         if history is not None:
             writes.append(self._context.put(self._keys.history, pack_history(history)))
-        if await self._context.write(*writes, also=(self._context.round_unchanged,)) is None:
+        if await self._context.write(*writes, also=(self._context.round_condition,)) is None:
             raise ConditionFailed("the run was forgotten under way: its round's record is gone")
         if history is not None:
             self._history_writer.note_written(history, now=now)
@@ -330,7 +330,7 @@ class CoordinatorTerm:
             return await self._commit(decision)
         except LimitExceeded as error:
             attempt = self._keys.attempt(decision.number, self._context.term)
-            await self._store.delete_prefix(attempt, when=self._context.term_holds)
+            await self._store.delete_prefix(attempt, when=self._context.term_conditions)
             if no_more_room:
                 self._update_picture(obstacle=CommitObstacle(self._store.time() + RETRY_AFTER, error))
             else:
@@ -342,7 +342,9 @@ class CoordinatorTerm:
         last = self._view.round
         if last is not None and last is not self._made_room_of:
             self._made_room_of = last
-            await self._store.delete_prefix(self._keys.shared(last.number, last.term), when=self._context.term_holds)
+            await self._store.delete_prefix(
+                self._keys.shared(last.number, last.term), when=self._context.term_conditions
+            )
 
     async def _commit(self, decision: Commit) -> int | None:
         """Commit a round, or, if it still needs a marker, write that; return None if a condition failed."""
@@ -358,7 +360,7 @@ class CoordinatorTerm:
             Member(node_id=record.node_id, rank=rank, arrival=record.arrival)
             for rank, record in enumerate(decision.members)
         ]
-        unchanged = (*context.term_holds, self._context.round_unchanged)
+        unchanged = (*context.term_conditions, self._context.round_condition)
         conditions = [
             *unchanged,
             when.value(keys.settings) == self._part.agreed.value,
@@ -396,7 +398,7 @@ class CoordinatorTerm:
         if not exact:
             if marked is None:
                 self._marked = decision
-                return await self._write_marker()
+                return await self._write_sync_marker()
             del conditions[self._store.operations_max :]
             commit.append(Delete(keys.marker))
         # During the commit, delete the last round's shared keys, so that a full store has room for the new round's.
@@ -423,7 +425,7 @@ class CoordinatorTerm:
             self._log_reason(explain(progress))
         self._follower.note_round(committed)
         if last is not None:
-            await self._store.delete_prefix(keys.attempt(last.number, last.term), when=context.term_holds)
+            await self._store.delete_prefix(keys.attempt(last.number, last.term), when=context.term_conditions)
         return 0
 
     async def _build_round(self, decision: Commit, members: list[Member]) -> Round:
@@ -448,10 +450,10 @@ class CoordinatorTerm:
         self._shared.used = True  # the round may have this lease even if the commit's answer is lost
         return round
 
-    async def _write_marker(self) -> int:
+    async def _write_sync_marker(self) -> int:
         """Write the marker, and return its revision. The watch delivers earlier events before the marker."""
         marker = NodeRecord(node_id="", incarnation="", left=True)  # `left` makes readers skip the marker
-        in_office = self._context.term_holds
+        in_office = self._context.term_conditions
         return await self._store.put(self._keys.marker, marker.pack(), lease=self._role.lease, when=in_office)
 
 

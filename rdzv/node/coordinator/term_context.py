@@ -42,12 +42,12 @@ class TermContext:
     failed: Exception | None = None  # the error that ended another task of the term
 
     @property
-    def term_holds(self) -> tuple[Condition, ...]:
+    def term_conditions(self) -> tuple[Condition, ...]:
         """The condition of the coordinator's writes: the term has not ended."""
         return (when.create_revision(self.keys.coordinator) == self.term,)
 
     @property
-    def round_unchanged(self) -> Condition:
+    def round_condition(self) -> Condition:
         """The condition that no round was written to the store after that of `view`."""
         round = self.view.round
         return when.mod_revision(self.keys.round) == (0 if round is None else round.revision)
@@ -59,7 +59,7 @@ class TermContext:
     async def write(self, *writes: Operation, also: Sequence[Condition] = ()) -> int | None:
         """Write in one transaction; return its revision, or None if a condition in `also` does not hold."""
         holder = (Get(self.keys.coordinator),) if also else ()
-        result = await self.store.transact(when=(*self.term_holds, *also), then=writes, otherwise=holder)
+        result = await self.store.transact(when=(*self.term_conditions, *also), then=writes, otherwise=holder)
         if result.succeeded:
             return result.revision
         if not any(isinstance(one, Entry) and one.create_revision == self.term for one in result.results):
@@ -68,8 +68,8 @@ class TermContext:
 
     async def delete_round(self, number: int, term: int) -> None:
         """Delete the keys of a round, or of an attempt at it; last the ranks, by which old rounds are found."""
-        await self.store.delete_prefix(self.keys.shared(number, term), when=self.term_holds)
-        await self.store.delete_prefix(self.keys.attempt(number, term), when=self.term_holds)
+        await self.store.delete_prefix(self.keys.shared(number, term), when=self.term_conditions)
+        await self.store.delete_prefix(self.keys.attempt(number, term), when=self.term_conditions)
 
     def queue_facts(self, *facts: Fact) -> None:
         """Queue facts for the deciding task, which applies them before its next decision."""
@@ -89,7 +89,7 @@ class TermContext:
         return asyncio.create_task(run_task(), name=f"{what} in run {self.keys.run_id}")
 
 
-class SharedLease:
+class SharedStoreLease:
     """The lease of a round's shared store (promise R19).
 
     Users' keys may be large, so after the run's end they are deleted sooner than the run's own keys.

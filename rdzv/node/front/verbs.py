@@ -202,9 +202,9 @@ async def all_here(node: Node, *, timeout: float) -> bool:
     answering = asyncio.create_task(answer_if_member_goes(), name=f"notice members of {node.run_id} that leave early")
     try:
         # If this call is cancelled and repeated, count the member only once.
-        if membership.counting is None or _has_failed(membership.counting):
+        if membership.counting is None or _has_task_failed(membership.counting):
             membership.counting = asyncio.create_task(store.add(CAME, 1), name=f"come to the muster of {node.run_id}")
-            membership.counting.add_done_callback(_has_failed)
+            membership.counting.add_done_callback(_has_task_failed)
         if await asyncio.shield(membership.counting) >= membership.round.size:
             await store.compare_set(ANSWER, "", GO_ON)
         return await store.get(ANSWER) == GO_ON
@@ -216,7 +216,7 @@ async def all_here(node: Node, *, timeout: float) -> bool:
         await cancel_and_wait(answering)
 
 
-def _has_failed(task: asyncio.Task[int]) -> bool:
+def _has_task_failed(task: asyncio.Task[int]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
@@ -296,7 +296,7 @@ def _make_run(node: Node, store: Store) -> Run:
     return Run(store, node.keys, by=node.node_id, keep=node.settings.closed_ttl, head=lambda: node.head)
 
 
-def run_verb(
+def verb_from_run(
     call: Callable[Concatenate[Run, P], Coroutine[Any, Any, T]], *, must_end: bool = False
 ) -> Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]:
     """Make a verb of a method of `Run`."""
@@ -308,14 +308,14 @@ def run_verb(
     return runs_to_completion(verb) if must_end else verb
 
 
-resize = run_verb(Run.resize, must_end=True)
-ban = run_verb(Run.ban, must_end=True)
-unban = run_verb(Run.unban, must_end=True)
-answer = run_verb(Run.answer, must_end=True)
-status = run_verb(Run.status)
-account = run_verb(Run.account)
-history = run_verb(Run.history)
-ping = run_verb(Run.ping)
+resize = verb_from_run(Run.resize, must_end=True)
+ban = verb_from_run(Run.ban, must_end=True)
+unban = verb_from_run(Run.unban, must_end=True)
+answer = verb_from_run(Run.answer, must_end=True)
+status = verb_from_run(Run.status)
+account = verb_from_run(Run.account)
+history = verb_from_run(Run.history)
+ping = verb_from_run(Run.ping)
 
 
 @runs_to_completion
@@ -328,10 +328,10 @@ async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id:
     Raises:
         RendezvousStateError: No such node is in the run.
     """
-    await run_verb(Run.drain)(node, node.node_id if node_id is None else node_id, within, reason)
+    await verb_from_run(Run.drain)(node, node.node_id if node_id is None else node_id, within, reason)
 
 
 async def restore(node: Node, key: str) -> bytes | None:
     """Return the data that a member has last kept under this name."""
     _check_text("key", key)
-    return await run_verb(Run.restore)(node, key)
+    return await verb_from_run(Run.restore)(node, key)

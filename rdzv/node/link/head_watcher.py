@@ -18,9 +18,9 @@ from rdzv.core.state import (
     Closed,
     Coordinator,
     Head,
-    HostedNode,
     LastCoordinator,
     LostStore,
+    NodeWithStore,
     Progress,
     Unban,
     ban_names,
@@ -210,7 +210,7 @@ class HeadWatcher:
             return {"moves": put, "moves_over": over if put else None}
         if key.startswith(keys.hosted):
             last, _, arrival = value.partition(b" ")
-            hosted = HostedNode(arrival=int(arrival or revision), last_round=int(last or 0))
+            hosted = NodeWithStore(arrival=int(arrival or revision), last_round=int(last or 0))
             return update_map("hosted", keys.hosted, lambda: hosted)
         if key == keys.resized:
             return {"resized": Resized.unpack(value, revision=revision) if put else None}

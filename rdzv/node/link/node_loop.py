@@ -85,7 +85,7 @@ class NodeThread(NodeLoop):
             if thread is None:
                 if self._left:
                     raise RuntimeError("it was left")  # noqa: TRY301
-                thread = self._thread = _join_thread(self)
+                thread = self._thread = _acquire_thread(self)
             return thread.run(work)
         except RuntimeError as error:
             if thread is not None and not thread.has_ended:
@@ -121,7 +121,7 @@ class NodeThread(NodeLoop):
         """Stop using the node thread; call this once. Thread-safe."""
         thread, self._thread, self._left = self._thread, None, True
         if thread is not None:
-            _leave_thread(self, thread)
+            _release_thread(self, thread)
 
 
 _lock = threading.Lock()
@@ -130,7 +130,7 @@ _turns = asyncio.Semaphore(TURNS)
 _users: set[NodeThread] = set()
 
 
-def _join_thread(user: NodeThread) -> LoopThread:
+def _acquire_thread(user: NodeThread) -> LoopThread:
     global _thread, _turns
     with _lock:
         if _thread is None:
@@ -139,7 +139,7 @@ def _join_thread(user: NodeThread) -> LoopThread:
         return _thread
 
 
-def _leave_thread(user: NodeThread, thread: LoopThread) -> None:
+def _release_thread(user: NodeThread, thread: LoopThread) -> None:
     global _thread
     with _lock:
         if thread is not _thread:  # in a forked child, the thread is the parent's

@@ -157,20 +157,20 @@ class StoreSession:
         if connected:
             self.back_at = self.store.time()
         else:
-            self._start_absence_log(self.store.time(), SAY_AWAY_AFTER)
+            self._start_outage_watch(self.store.time(), SAY_AWAY_AFTER)
 
     def _note_silence(self, since: float | None) -> None:
         self._silent = since is not None
         self._reach_changed.set()
         if since is not None:
-            self._start_absence_log(since, 0.0)
+            self._start_outage_watch(since, 0.0)
 
-    def _start_absence_log(self, since: float, first_after: float) -> None:
+    def _start_outage_watch(self, since: float, first_after: float) -> None:
         if not self._closed and (self._silence_task is None or self._silence_task.done()):
             what = f"notice the store's absence from {self._keys.run_id}"
-            self._silence_task = self.spawn(self._log_while_away(since, self.store.time() + first_after), what)
+            self._silence_task = self.spawn(self._watch_outage(since, self.store.time() + first_after), what)
 
-    async def _log_while_away(self, since: float, say_at: float) -> None:
+    async def _watch_outage(self, since: float, say_at: float) -> None:
         """From `say_at` on, warn ever more rarely; log the store's return; give the store up if its process is gone."""
         run_id, within, said = self._keys.run_id, self.gives_up_after, False
         gone_since, told = math.inf, False

@@ -26,7 +26,7 @@ from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run.lease import lease_refusal, run_grant, run_lease_put
 from rdzv.node.run.run_settings import agree_on_settings
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
-from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renewed_if_old
+from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renew_if_old
 from store.net.callers import is_served_here
 from store.net.process import host_name, loopback_id
 from store.net.tasks import cancel_and_wait
@@ -75,7 +75,7 @@ class ArrivalWriter:
             try:
                 result, sent_at = await self._send_record(record, lease, role, run, expected=expected)
             except LeaseNotFound:
-                part.note_lease_expired()
+                part.remember_lapsed_round()
                 part.arrival.on_lease_lost()  # handle the expiry now, as `lease` reports it only later
                 link.known_run_lease = None
                 expected = 0
@@ -93,7 +93,7 @@ class ArrivalWriter:
                 continue
             link.has_arrived = True
             if not lease.kept:
-                lease.keep(sent_at=sent_at, on_lapse=partial(part.note_lease_lost, lease), note=part.keep_alive_note)
+                lease.keep(sent_at=sent_at, on_lapse=partial(part.handle_lease_loss, lease), note=part.keep_alive_note)
             if run is not None:
                 self._note_run_lease(run, result.results[2])
             if role is not None and not self._confirm_role(role, result):
@@ -169,7 +169,7 @@ class ArrivalWriter:
             )
         if result.succeeded and not lease.kept:
             granted = Lease(link.store, id=lease.id, ttl=lease.ttl)
-            sent_at = await renewed_if_old(granted, sent_at, link.store.time)
+            sent_at = await renew_if_old(granted, sent_at, link.store.time)
         link.note_answer_time(stopwatch.seconds)
         return result, sent_at
 
@@ -206,7 +206,9 @@ class ArrivalWriter:
             holder = NodeRecord.unpack(there.value, node_id=part.node_id, arrival=there.mod_revision)
             if holder.left or holder.incarnation == part.incarnation:
                 return there.mod_revision
-            part.wait_for(f"the name {part.node_id} is held by a live node at {holder.address}; waiting for it to go")
+            part.set_wait_reason(
+                f"the name {part.node_id} is held by a live node at {holder.address}; waiting for it to go"
+            )
             there = await self._wait_for_changed_record(there)
         return 0
 

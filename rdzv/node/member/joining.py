@@ -139,7 +139,7 @@ class Joining:
                 clock.set_suspended(suspended=False, now=now)
                 what = "takes no arrival" if lacks_room else "is away"
                 why = f"the store at {part.settings.endpoint.url} {what}: {error}"
-                part.wait_for(str(error) if lacks_port else why)
+                part.set_wait_reason(str(error) if lacks_port else why)
                 if not clock.seconds_left(now):
                     raise part.timeout_error(link) from error
                 if not is_away:  # wait for a free port, or until the coordinator makes room by deleting shared keys
@@ -225,7 +225,7 @@ class Joining:
                             raise part.drained_error(leaving)
                         if follower.head.moves:
                             raise store_ending_error(part, link, me)
-                        part.wait_for(reason + link.describe_slowness(), lambda: self._wait_reason(loop.time()))
+                        part.set_wait_reason(reason + link.describe_slowness(), lambda: self._wait_reason(loop.time()))
                         self.clock.set_suspended(suspended=suspended, now=now)
                         deadline = self.clock.deadline(now)
                         if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:

@@ -104,7 +104,7 @@ class NodeState:
     def reason(self, reason: str) -> None:
         self._reason, self._reason_now = reason, None
 
-    def wait_for(self, reason: str, reason_now: Callable[[], str | None] | None = None) -> None:
+    def set_wait_reason(self, reason: str, reason_now: Callable[[], str | None] | None = None) -> None:
         """Set the reason for waiting, and log it if it is new; `reason_now` returns it with current durations."""
         # The cheap conditions come first, because this runs at each event of the store.
         is_shown = reason != self._reason and log.isEnabledFor(logging.INFO)
@@ -156,13 +156,13 @@ class NodeState:
             return RendezvousGracefulExitError(f"{message}; node {self.node_id} was a spare and is not needed any more")
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 
-    def note_settings_changed(self, theirs: Mapping[str, object]) -> None:
+    def refuse_changed_settings(self, theirs: Mapping[str, object]) -> None:
         """End this node's wait with an error: the run now has settings `theirs`, which differ from this node's."""
         difference = describe_difference(self.settings.shared(), theirs)
         self.refusal = RendezvousSettingsError(f"run {self.keys.run_id} now has other settings: {difference}")
         self.listeners.notify()
 
-    def note_lease_lost(self, lease: HeldLease, reason: str) -> None:
+    def handle_lease_loss(self, lease: HeldLease, reason: str) -> None:
         """Handle the loss of a lease. If this node's record was on it, the record and the membership are lost."""
         if self.arrival.lease is lease:
             self.arrival.on_lease_lost()
@@ -240,7 +240,7 @@ class NodeState:
             log.warning("%s was dropped: %s", who, membership.over)
         self.listeners.notify()
 
-    def note_lease_expired(self) -> None:
+    def remember_lapsed_round(self) -> None:
         """Remember the round in which this node's lease expired, for its next record."""
         if self.membership is not None and self.membership.over is None:
             self.lapsed_in = self.membership.round.number

@@ -22,7 +22,7 @@ from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, DURATION_MAX, NAME, TE
 from rdzv.core.questions import ANSWER_TTL, pack_answer
 from rdzv.core.report import account
 from rdzv.core.round import Round
-from rdzv.core.state import MOVES, WITH, Ban, Closed, Head, Unban, ban_name, pack_settings, unpack_settings
+from rdzv.core.state import MOVES, WITH, Ban, Closed, Head, Unban, attribute_ban_name, pack_settings, unpack_settings
 from rdzv.core.stopping import Drain, Resized
 from rdzv.core.stuck.accusing import UNNAMED, WHY_MOST, Accusation
 from rdzv.errors import RendezvousClosedError, RendezvousStateError
@@ -204,12 +204,12 @@ class Run:
 
         async def write_and_delete() -> set[str]:
             here = await find()  # list the nodes first: waiting nodes leave once the ban is written
-            final, lease = await self._ban_and_lease(ban)
+            final, lease = await self._obtain_ban_lease(ban)
             await self.store.put(self.keys.bans + name, final.pack(), lease=lease)
             # No banned node arrives once the ban is written, so this loop ends.
             while found := await find():
                 here |= found
-                out = found if ban.now else await self._not_in_round(found)
+                out = found if ban.now else await self._nodes_outside_round(found)
                 if not out:
                     break
                 for node_id, arrival in out.items():
@@ -228,7 +228,7 @@ class Run:
         finally:
             await cancel_and_wait(writing)
 
-    async def _not_in_round(self, nodes: dict[str, int]) -> dict[str, int]:
+    async def _nodes_outside_round(self, nodes: dict[str, int]) -> dict[str, int]:
         """Return the nodes not in the last round: a ban without `now` lets members finish it."""
         entry = await self.store.get(self.keys.round)
         if entry is None:
@@ -240,7 +240,7 @@ class Run:
             if await find_member(self.store, self.keys, round, node_id=node_id, arrival=arrival) is None
         }
 
-    async def _ban_and_lease(self, ban: Ban) -> tuple[Ban, Lease]:
+    async def _obtain_ban_lease(self, ban: Ban) -> tuple[Ban, Lease]:
         """Return the ban and its lease: the run's, or if the ban expires, its own, with the granted TTL as `lasts`."""
         if ban.lasts is None:
             return ban, await obtain_run_lease(self.store, self.keys, self.keep)
@@ -329,4 +329,4 @@ def _name_and_attribute(node_id: str, where: Any) -> tuple[str, str]:
     if len(msgpack.packb({name: value})) > ATTRIBUTES_BYTES_MAX:
         refuse(f"the attribute {shown(attribute)}={shown(value)} has more than {ATTRIBUTES_BYTES_MAX} bytes")
     banned = f"{name}={value}"
-    return ban_name(banned), banned
+    return attribute_ban_name(banned), banned

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rdzv.core.absent import NAMED_MOST, AbsentNodes
+from rdzv.core.absent import NAMED_MOST, AbsenceReport
 from rdzv.core.decision import explain
 from rdzv.core.history import History, TimeOfDayNote, nodes_gone_before
 from rdzv.core.keys import Keys
@@ -386,9 +386,9 @@ def _pending_resize(head: Head) -> Resized | None:
     return None if in_force else head.resized
 
 
-def _aged_absent(head: Head, *, elapsed: float) -> AbsentNodes:
+def _aged_absent(head: Head, *, elapsed: float) -> AbsenceReport:
     if head.progress is None or head.closed is not None or _is_round_newer(head):
-        return AbsentNodes()
+        return AbsenceReport()
     absent = head.progress.absent
     missing = tuple(one.replace(ago=None if one.ago is None else one.ago + elapsed) for one in absent.missing)
     return absent.replace(missing=missing, waited=None if absent.waited is None else absent.waited + elapsed)

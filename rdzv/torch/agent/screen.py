@@ -80,7 +80,7 @@ class Screen:
             *(f"{least} to {most}" if least != most else most, "s" * (most != 1), node_id, serves),
         )
 
-    def end_quietly(self, end: Callable[[str], None]) -> None:
+    def hide_signal_traceback(self, end: Callable[[str], None]) -> None:
         """Suppress PyTorch's traceback for an agent that a signal ends; call `end` with the signal's name."""
         before = sys.excepthook
 
@@ -113,7 +113,7 @@ class Screen:
     def log_waits(self, handler: sync.Handler) -> Iterator[None]:
         """Write the reason if the block waits long for other nodes."""
         done = threading.Event()
-        waiting = threading.Thread(target=self._log_reasons, args=(handler, done), name="rdzv waiting", daemon=True)
+        waiting = threading.Thread(target=self._log_waiting, args=(handler, done), name="rdzv waiting", daemon=True)
         waiting.start()
         try:
             yield
@@ -153,7 +153,7 @@ class Screen:
             _, _, cost = handler.account()
             log.info("run %s so far: %s", self._run_id, str(cost).removeprefix(f"{self._run_id}: "))
 
-    def _log_reasons(self, handler: sync.Handler, done: threading.Event) -> None:
+    def _log_waiting(self, handler: sync.Handler, done: threading.Event) -> None:
         said, at = "", 0.0
         while not done.wait(WAITS_SILENTLY):
             try:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.torch.pytorch import describe_worker_end, stops_workers
+from rdzv.torch.pytorch import describe_worker_end, is_stopping_workers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -71,7 +71,7 @@ class WorkerEnds:
             for _ in tuple(files):
                 file = await ended.get()
                 status = _exit_status_of(file)
-                if status and not stops_workers(agent):
+                if status and not is_stopping_workers(agent):
                     await self.on_failure(describe_worker_end(files[file], status, read_error_of(files[file])))
                     return
         finally:

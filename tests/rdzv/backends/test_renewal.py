@@ -15,7 +15,7 @@ import pytest
 import rdzv
 import store
 import store.sync
-from rdzv.backends.builtin import _TcpConnector, client_of
+from rdzv.backends.builtin import _TcpConnector, make_client
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import serve_embedded
 from rdzv.config.settings import Settings, parse
@@ -301,7 +301,7 @@ async def test_a_client_reconnects_to_a_server_with_new_certificates_and_a_new_t
                 stack.push_async_callback(asyncio.to_thread, blocking.close)
                 client = InThreads(blocking, stack.enter_context(ThreadPoolExecutor(1)))
             else:
-                client = await stack.enter_async_context(client_of(settings, credentials))
+                client = await stack.enter_async_context(make_client(settings, credentials))
             await client.put("a", b"1")
         for _ in write_in_place(secrets, {**new.files, "token": NEW}):
             pass

@@ -195,7 +195,7 @@ def test_a_dead_process_leaves_no_file_open_in_its_node() -> None:
     while not before.issuperset(os.listdir("/proc/self/fd")) and time.monotonic() < until:
         time.sleep(0.05)
     assert before.issuperset(os.listdir("/proc/self/fd"))
-    assert serving.has_ended
+    assert serving.has_died
     serving.close()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, AbsentNodes, Missing, node_label
+from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, AbsenceReport, Missing, node_label
 from rdzv.core.decision import explain, next_report_at
 from rdzv.core.state import NodesLost, Progress
 from rdzv.loop.round_monitor import describe_gone
@@ -37,7 +37,7 @@ def test_departures_are_told_from_losses_and_a_node_that_returns_is_not_missing(
     assert first != run.progress
     assert next_report_at(first, 0.0, run.progress, nodes=1, now=run.now) is None, "durations alone are no news"
     run.play("arrive b c stray, die stray")
-    assert run.progress.absent == AbsentNodes(), "and only members are missing"
+    assert run.progress.absent == AbsenceReport(), "and only members are missing"
 
 
 def test_an_expected_node_is_missing_from_the_start_and_in_every_round() -> None:
@@ -103,14 +103,16 @@ def test_a_successor_continues_known_durations_and_invents_none() -> None:
 
 def test_only_what_time_alone_changes_is_no_news() -> None:
     gone = Missing(node_id="a", how="lost", ago=3.0, address="10.0.0.1", why="killed")
-    whole = AbsentNodes(missing=(gone,), count=4, waited=7.0, staying=("b",), staying_at=("10.0.0.2",), said_at=1.8e9)
-    rest = AbsentNodes(missing=(gone.replace(ago=None),), count=4, waited=0.0, staying=("b",), staying_at=("10.0.0.2",))
+    whole = AbsenceReport(missing=(gone,), count=4, waited=7.0, staying=("b",), staying_at=("10.0.0.2",), said_at=1.8e9)
+    rest = AbsenceReport(
+        missing=(gone.replace(ago=None),), count=4, waited=0.0, staying=("b",), staying_at=("10.0.0.2",)
+    )
     assert whole.without_durations() == rest
     assert whole.replace(waited=None).without_durations() == rest.replace(waited=None)
 
 
 def test_a_name_cannot_disturb_a_terminal() -> None:
-    absent = AbsentNodes(missing=(Missing(node_id="\x1b[2Jx" + "y" * 500, how="lost", address="1\n2"),), count=1)
+    absent = AbsenceReport(missing=(Missing(node_id="\x1b[2Jx" + "y" * 500, how="lost", address="1\n2"),), count=1)
     assert absent.describe().isprintable()
     assert len(absent.describe()) < 200
 
@@ -133,7 +135,7 @@ def gone(node_id: str, *, left: bool = False, is_member: bool = True, now: float
 
 def told(*missing: tuple[str, str, float | None]) -> Callable[..., None]:
     those = tuple(Missing(node_id=node_id, how=how, ago=ago) for node_id, how, ago in missing)
-    return lambda book: book.take_over(AbsentNodes(missing=those), now=3.0)
+    return lambda book: book.take_over(AbsenceReport(missing=those), now=3.0)
 
 
 def short(now: float, **waited: float) -> Callable[..., None]:
@@ -182,7 +184,7 @@ def test_a_node_is_named_with_an_address_that_says_more(address: str | None, wor
 
 @pytest.mark.parametrize(("names", "words"), [("", ""), ("a", "a"), ("ab", "a and b"), ("abc", "a, b and c")])
 def test_names_are_listed_as_in_a_sentence(names: str, words: str) -> None:
-    assert AbsentNodes(staying=tuple(names)).names_of_staying() == words
+    assert AbsenceReport(staying=tuple(names)).names_of_staying() == words
 
 
 @pytest.mark.parametrize(
@@ -192,6 +194,6 @@ def test_names_are_listed_as_in_a_sentence(names: str, words: str) -> None:
 def test_a_wait_is_told_with_its_duration_if_that_is_known(
     waited: float | None, elapsed: float | None, words: str
 ) -> None:
-    absent = AbsentNodes(missing=(Missing(node_id="a", how="x"),), count=1, waited=waited)
+    absent = AbsenceReport(missing=(Missing(node_id="a", how="x"),), count=1, waited=waited)
     assert absent.describe_wait(elapsed=elapsed) == words
-    assert AbsentNodes(waited=waited).describe_wait(elapsed=elapsed) == ""
+    assert AbsenceReport(waited=waited).describe_wait(elapsed=elapsed) == ""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.absent import AbsentNodes
+from rdzv.core.absent import AbsenceReport
 from rdzv.core.history import (
     BYTES_MOST,
     CHAPTERS_MOST,
@@ -17,7 +17,7 @@ from rdzv.core.history import (
     TimeSpent,
     nodes_gone_before,
     pack_history,
-    seconds_between_rounds,
+    seconds_between_completions,
     time_spent,
 )
 from rdzv.core.state import NAMED_MOST, Closed, Phase, Progress
@@ -163,7 +163,7 @@ def test_of_the_oldest_rounds_only_the_sums_remain_by_number_and_by_size() -> No
 def test_the_time_without_a_round_is_split_into_meeting_and_waiting_for_nodes() -> None:
     chronicle = HistoryWriter()
     chronicle.take_over(History(), began=None, now=90, waited=5)
-    chronicle.note_progress(Progress(phase=Phase.GATHERING, absent=AbsentNodes(waited=5)), now=90)
+    chronicle.note_progress(Progress(phase=Phase.GATHERING, absent=AbsenceReport(waited=5)), now=90)
     chronicle.note_progress(Progress(phase=Phase.LAST_CALL), now=95)
     first = chronicle.with_round(0, {"a": "", "b": ""}, known=(), now=98, at=1_000_000.0)
     assert first.past.spent == TimeSpent(regrouped=3.0, waited=10.0)
@@ -176,7 +176,7 @@ def test_the_time_without_a_round_is_split_into_meeting_and_waiting_for_nodes() 
     second = chronicle.with_round(1, {"a": "", "c": ""}, known=["a", "b"], now=130, at=1_000_032.0)
     assert (second.chapters[0].stopped, second.chapters[0].short) == (10.0, 20.0)
     assert time_spent(second.chapters[0], 32.0) == TimeSpent(trained=10.0, regrouped=2.0, waited=20.0)
-    assert seconds_between_rounds(*second.chapters) == 32.0
+    assert seconds_between_completions(*second.chapters) == 32.0
 
 
 def test_losses_are_grouped_by_reason_with_unnamed_ones_apart() -> None:
@@ -191,9 +191,9 @@ def test_losses_are_grouped_by_reason_with_unnamed_ones_apart() -> None:
 def test_the_length_of_an_unmeasured_round_follows_from_the_wall_clock() -> None:
     lost = Incident(kind="lost", after=3.0, count=1)
     one = Chapter(number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), at=100.0, incidents=(lost,))
-    assert seconds_between_rounds(one, one.replace(number=1, at=160.0)) == 60.0
-    assert seconds_between_rounds(one, one.replace(number=1, at=None)) == 3.0
-    assert seconds_between_rounds(one.replace(incidents=(), at=None), one.replace(number=1, at=160.0)) == 0.0
+    assert seconds_between_completions(one, one.replace(number=1, at=160.0)) == 60.0
+    assert seconds_between_completions(one, one.replace(number=1, at=None)) == 3.0
+    assert seconds_between_completions(one.replace(incidents=(), at=None), one.replace(number=1, at=160.0)) == 0.0
 
 
 @pytest.mark.virtual_time

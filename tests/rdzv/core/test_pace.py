@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rdzv.core.absent import Missing
-from rdzv.core.report import RunStatus, count_states, node_states, pace_in, run_state
+from rdzv.core.report import RunStatus, count_states, node_states, pace_of_run, run_state
 from rdzv.core.round import Participant
 from rdzv.core.state import Closed, Phase
 from rdzv.core.stuck.pace import StepOf, pace_of
@@ -94,7 +94,7 @@ def test_the_state_of_a_run_in_words(given: dict[str, Any], state: tuple[str, st
         "settings": {"min_nodes": 2, "max_nodes": 4},
     }
     status = RunStatus(run_id="job", round=1, reason="", spares=(), coordinator=None, **{**plain, **given})
-    pace = pace_in(status)
+    pace = pace_of_run(status)
     states = node_states(status, pace)
     assert run_state(status, pace, count_states(status, states)) == state
 
@@ -103,5 +103,5 @@ def test_a_missing_node_is_shown_as_lost_or_left_not_as_its_last_state() -> None
     absent = tuple(Missing(node_id=name, how=how) for name, how in (("n1", "lost"), ("n7", "left")))
     plain: dict[str, Any] = {"waiting": (), "spares": (), "coordinator": None, "settings": {}}
     status = RunStatus(run_id="job", phase=Phase.TRAINING, round=1, reason="", members=MEMBERS, missing=absent, **plain)
-    states = node_states(status, pace_in(status))
+    states = node_states(status, pace_of_run(status))
     assert (states["n0"], states["n1"], states["n7"]) == ("in the round", "lost", "left")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv import Phase
-from rdzv.core.absent import AbsentNodes, Missing
+from rdzv.core.absent import AbsenceReport, Missing
 from rdzv.core.keys import Keys
 from rdzv.core.round import ARRIVALS_MOST, Round, bucket_of, pack_arrivals
 from rdzv.core.state import Ban, Progress
@@ -88,7 +88,7 @@ def test_a_round_that_accepts_all_nodes_carries_the_progress_with_it() -> None:
     then = waiting.after_commit(7, size=4)
     assert then == Progress(phase=Phase.TRAINING, round=7, needed=4, capacity=4, live=4)
     assert waiting.replace(joined=5).after_commit(7, size=4) is None, "a node is left over"
-    missing = AbsentNodes(missing=(Missing(node_id="e", how="never seen"),), count=1)
+    missing = AbsenceReport(missing=(Missing(node_id="e", how="never seen"),), count=1)
     assert waiting.replace(absent=missing).after_commit(7, size=4) is None, "a node is missing"
 
 

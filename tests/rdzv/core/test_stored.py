@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdzv.bootstrap_check import ReachVerdict
-from rdzv.core.absent import AbsentNodes, Missing
+from rdzv.core.absent import AbsenceReport, Missing
 from rdzv.core.history import Chapter, EarlierRounds, History, Incident, TimeOfDayNote, TimeSpent
 from rdzv.core.questions import Question
 from rdzv.core.round import Member, Participant, Round
@@ -172,7 +172,7 @@ def test_settings_are_unpacked_equal_and_equal_settings_have_equal_bytes(shared:
 
 
 def test_nested_values_are_validated_and_may_have_more_fields() -> None:
-    absent = AbsentNodes(missing=(Missing(node_id="a", how="lost", ago=1.5),), count=1)
+    absent = AbsenceReport(missing=(Missing(node_id="a", how="lost", ago=1.5),), count=1)
     plain = msgpack.unpackb(Progress(phase=Phase.GATHERING, absent=absent).pack())
     place = Progress.fields.index("absent")
     plain[place][0][0].append("a column of a later release")
@@ -181,7 +181,7 @@ def test_nested_values_are_validated_and_may_have_more_fields() -> None:
     with pytest.raises(RendezvousStateError):
         Progress.unpack(msgpack.packb(plain))
     with pytest.raises(RendezvousSettingsError):
-        Progress(phase=Phase.GATHERING, absent=AbsentNodes(waited="long")).pack()  # type: ignore[arg-type]
+        Progress(phase=Phase.GATHERING, absent=AbsenceReport(waited="long")).pack()  # type: ignore[arg-type]
     for kind in (Chapter, Incident, EarlierRounds, TimeSpent):
         assert not issubclass(kind, Stored), "they stand in no key of their own"
 

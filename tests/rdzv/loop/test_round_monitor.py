@@ -132,14 +132,14 @@ class Driven:
         monkeypatch.setattr(self.monitor, "_wait_for_loss", await_news)
         monkeypatch.setattr("rdzv.loop.round_monitor.accuse_unnamed", note)
 
-    def end_work(self, failure: BaseException | str | None) -> Outcome:
+    def on_work_end(self, failure: BaseException | str | None) -> Outcome:
         async def in_node(work: Any) -> bool:
             return bool(await work)
 
         async def release() -> None:
             self.did.append("release")
 
-        return run_synchronously(self.monitor.end_work(failure, in_node=in_node, release=release))
+        return run_synchronously(self.monitor.on_work_end(failure, in_node=in_node, release=release))
 
 
 HUNG_UP = OSError("peer has hung up")
@@ -177,7 +177,7 @@ def test_the_outcome_of_a_round(
     driven = Driven(monkeypatch, **more)
     if ending is not None:
         driven.monitor.end(ending)
-    assert driven.end_work(failure) is outcome
+    assert driven.on_work_end(failure) is outcome
     assert (driven.did, driven.monitor.has_failed) == (did, has_failed)
 
 

@@ -10,7 +10,7 @@ from rdzv.core.keys import Keys
 from rdzv.core.round import Round
 from rdzv.core.state import NodesLost, NodesWaiting
 from rdzv.node.coordinator.term import _delete_old_rounds
-from rdzv.node.coordinator.term_context import SharedLease, TermContext
+from rdzv.node.coordinator.term_context import SharedStoreLease, TermContext
 from rdzv.node.member.leaving import HAND_OVER_WITHIN
 from rdzv.testing.network import MemoryNetwork
 from store import Lease, LeaseNotFound, Limits
@@ -282,7 +282,7 @@ async def test_the_end_of_a_term_revokes_the_lease_of_no_round(*, taken_over: bo
     async with serve_in_memory(network), connect_in_memory(network) as client:
         lease = await client.grant(60.0)
         round = Round(number=0, term=1, size=1, buckets=0, host="", port=0, lease=lease.id)
-        shared = SharedLease(client, ttl=60.0)
+        shared = SharedStoreLease(client, ttl=60.0)
         keeping = asyncio.create_task(shared.renew_until_cancelled(round if taken_over else None))
         kept = Lease(client, id=await shared.acquire(), ttl=60.0)
         assert (kept.id == lease.id) is taken_over

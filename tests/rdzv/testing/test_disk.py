@@ -51,10 +51,10 @@ class Machine:
         )
         self.durable: list[int] = []
         self.failures: list[str] = []
-        self.journal = self.open()
+        self.journal = self.open_journal()
 
-    def open(self) -> SimulatedJournal:
-        journal = self.disk.open(self.timeline.host("store"), kind=FaultyJournal)
+    def open_journal(self) -> SimulatedJournal:
+        journal = self.disk.open_journal(self.timeline.host("store"), kind=FaultyJournal)
         journal.load()
         journal.start(on_durable=self.durable.append, on_failure=self.failures.append)
         return journal
@@ -89,7 +89,7 @@ def test_a_crash_loses_exactly_the_uncommitted_facts(machine: Machine) -> None:
     machine.journal.append(ChangeSet(revisions=[put(1, "in hand")]))
     machine.journal.append(ChangeSet(revisions=[put(2, "pending")]))
     machine.disk.lose_power()
-    saved = machine.open().load()
+    saved = machine.open_journal().load()
     assert saved.revision == len(machine.written) - 1, "the group in hand got there, or it did not; the other did not"
     assert machine.durable == [1]
 

@@ -46,7 +46,7 @@ HAS_AGENT_STORE = not KEYS_BY_RESTARTS
 TORCHRUNS_ORDER = "rank_order=survivors_then_name"
 
 
-def handler_of(url: str, run_id: str, nnodes: tuple[int, int] = (1, 2), **config: str) -> TorchRendezvousHandler:
+def make_handler(url: str, run_id: str, nnodes: tuple[int, int] = (1, 2), **config: str) -> TorchRendezvousHandler:
     """Make a handler as torchrun does, which adds `timeout` to the user's configuration."""
     settings: dict[str, Any] = {"last_call_timeout": "0.2", "timeout": 900, **config}
     parameters = api.RendezvousParameters("rdzv", url, run_id, *nnodes, local_addr=None, **settings)
@@ -62,7 +62,7 @@ class Agents:
         self._handlers: list[TorchRendezvousHandler] = []
 
     def add(self, nnodes: tuple[int, int] = (1, 2), **config: str) -> TorchRendezvousHandler:
-        handler = handler_of(self._url, self._run_id, nnodes, **config)
+        handler = make_handler(self._url, self._run_id, nnodes, **config)
         self._handlers.append(handler)
         return handler
 
@@ -239,7 +239,7 @@ def test_an_agent_shut_down_by_a_signal_leaves_and_does_not_close_the_run(agents
 
 def test_an_agent_that_gets_a_signal_while_it_waits_for_the_store_ends_at_once(run_id: str) -> None:
     """PyTorch 2.4, as above. Regression: the agent ignored the signal for as long as `join_timeout`."""
-    handler = handler_of(f"127.0.0.1:{free_port()}", run_id, join_timeout="10", is_host="0")
+    handler = make_handler(f"127.0.0.1:{free_port()}", run_id, join_timeout="10", is_host="0")
     try:
         be_told()
     except SignalException:
@@ -401,9 +401,9 @@ def test_the_caller_of_elastic_launch_gets_the_error_that_its_node_was_a_spare(a
 
 
 def test_under_torchrun_a_spare_ends_the_process_with_success(url: str, run_id: str) -> None:
-    member = handler_of(url, run_id, (1, 1))
+    member = make_handler(url, run_id, (1, 1))
     member.next_rendezvous()
-    spare = handler_of(url, run_id, (1, 1))
+    spare = make_handler(url, run_id, (1, 1))
     launcher: dict[str, Any] = {"__spec__": ModuleSpec("torch.distributed.run", None), "spare": spare}
     exec("def run():\n    spare.next_rendezvous()", launcher)
     with ThreadPoolExecutor(1) as pool:
@@ -509,7 +509,7 @@ def test_a_handler_that_was_shut_down_says_so(agents: Agents) -> None:
 
 
 def test_a_store_out_of_reach_is_a_connection_error(run_id: str) -> None:
-    handler = handler_of(f"127.0.0.1:{free_port()}", run_id, join_timeout="0.3", is_host="0")
+    handler = make_handler(f"127.0.0.1:{free_port()}", run_id, join_timeout="0.3", is_host="0")
     with pytest.raises(api.RendezvousConnectionError, match=r"127\.0\.0\.1"):
         handler.next_rendezvous()
     assert handler.num_nodes_waiting() == 0
@@ -520,9 +520,9 @@ def test_a_memory_store_whose_process_is_gone_is_not_waited_for(run_id: str) -> 
     """Also inside `next_rendezvous`. Otherwise an agent would wait there for as long as `join_timeout`."""
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as serving:
         server = serving.enter_context(store.sync.serve())
-        handler = handler_of(server.url, run_id, store_gone_timeout="0.3")
+        handler = make_handler(server.url, run_id, store_gone_timeout="0.3")
         handler.next_rendezvous()
-        waiting = handler_of(server.url, f"{run_id}-2", (2, 2), store_gone_timeout="0.3")
+        waiting = make_handler(server.url, f"{run_id}-2", (2, 2), store_gone_timeout="0.3")
         meeting = pool.submit(waiting.next_rendezvous)
         node = until(lambda: waiting._handler and waiting._handler.node)
         until(lambda: node.part.reason.startswith("1 of at least 2"))
@@ -603,10 +603,10 @@ def test_a_job_of_one_node_has_a_store_of_its_own_at_a_free_port(endpoint: str, 
 
 
 def test_an_agent_of_a_job_whose_id_is_used_again_is_told_what_helps(url: str, run_id: str) -> None:
-    first = handler_of(url, run_id, (1, 1))
+    first = make_handler(url, run_id, (1, 1))
     first.next_rendezvous()
     first.shutdown()
-    again = handler_of(url, run_id, (1, 1))
+    again = make_handler(url, run_id, (1, 1))
     with pytest.raises(
         api.RendezvousClosedError, match="rdzv reopen opens it again, or give the job another --rdzv-id"
     ):
@@ -658,18 +658,18 @@ def test_older_names_in_rdzv_conf_are_understood_and_auto_overrides_the_endpoint
 
 def test_a_run_without_a_name_ends_with_its_last_node(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """`accelerate` starts runs without a name. Regression: the next job found the run closed, for a day."""
-    before, late = agents_of_one_job = [handler_of(url, "none", (2, 2)) for _ in range(2)]
+    before, late = agents_of_one_job = [make_handler(url, "none", (2, 2)) for _ in range(2)]
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda it: it.next_rendezvous(), agents_of_one_job))
         before.shutdown()
-        impatient = handler_of(url, "none", join_timeout="0.5")
+        impatient = make_handler(url, "none", join_timeout="0.5")
         with pytest.raises(api.RendezvousClosedError, match="--rdzv-id=NAME"):  # because the other agent is still there
             impatient.next_rendezvous()
         impatient.shutdown()
         assert "1 nodes of the job that had it are still there" in caplog.text
         with pytest.raises(api.RendezvousClosedError, match="is closed"):
             late.next_rendezvous()  # for an agent of that job it stays closed
-        joining = pool.submit((after := handler_of(url, "none", (1, 1))).next_rendezvous)
+        joining = pool.submit((after := make_handler(url, "none", (1, 1))).next_rendezvous)
         late.shutdown()
         assert joining.result(20).world_size == 1
         assert not after.is_closed()

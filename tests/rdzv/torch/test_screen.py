@@ -23,7 +23,7 @@ from tests.support.processes import require
 
 require("torch")  # the imports below need it
 
-from rdzv.loop.rounds import handler_of  # noqa: E402
+from rdzv.loop.rounds import make_handler  # noqa: E402
 from rdzv.torch.agent.screen import Screen, configure_logging, exit_with_error  # noqa: E402
 from rdzv.torch.pytorch import SignalException  # noqa: E402
 
@@ -170,7 +170,7 @@ def test_an_agent_that_a_signal_ends_shows_no_traceback(
     others: list[str] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, *_: others.append(kind.__name__))
     told: list[str] = []
-    Screen("job").end_quietly(told.append)
+    Screen("job").hide_signal_traceback(told.append)
     for error in (SignalException("got signal: 15", sigval=signal.SIGTERM), ValueError("mine"), KeyboardInterrupt()):
         sys.excepthook(type(error), error, None)
     assert (others, told) == (["ValueError"], ["SIGTERM", "SIGINT"])
@@ -202,7 +202,7 @@ def test_an_agent_that_a_signal_ends_says_so_in_one_line(
 def test_the_address_of_the_run_is_printed(url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="rdzv.torch")
     for nodes, said in (("min_nodes=2&max_nodes=4", "2 to 4 nodes"), ("min_nodes=1", "1 node")):
-        settings = handler_of(f"{url}/job?{nodes}", {}).settings
+        settings = make_handler(f"{url}/job?{nodes}", {}).settings
         for host, serves in (
             (None, ", and serves the store"),
             ("run x, node b", "; run x, node b serves the store"),

@@ -38,7 +38,7 @@ import anyio
 import msgpack
 
 from rdzv.config.settings import Settings, parse
-from rdzv.core.absent import AbsentNodes
+from rdzv.core.absent import AbsenceReport
 from rdzv.core.history import History, HistoryWriter
 from rdzv.core.keys import Keys
 from rdzv.core.state import Progress
@@ -754,7 +754,7 @@ def _nothing(_: object) -> tuple[()]:
 
 
 _PASSED_OVER = (
-    *(AbsentNodes, HistoryWriter, History),
+    *(AbsenceReport, HistoryWriter, History),
     *(World, Checker, Timeline, Host, _Member, _Connection, _NoLuck),
     *(Settings, Keys, contextvars.Context),
 )

@@ -44,7 +44,7 @@ class Impostor(asyncio.Protocol):
         cast("asyncio.Transport", transport).write(self._words)
 
 
-def client_of(network: MemoryNetwork, names: list[str], token: bytes | None) -> Client:
+def make_client(network: MemoryNetwork, names: list[str], token: bytes | None) -> Client:
     """Return a client that dials the first of these names. The names may change later."""
 
     async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
@@ -58,7 +58,7 @@ def client_of(network: MemoryNetwork, names: list[str], token: bytes | None) -> 
 async def test_an_impostor_at_the_port_of_a_known_store_ends_no_client(who: str, token: bytes | None) -> None:
     network = MemoryNetwork(latency=0.001)
     names = ["store"]
-    async with serve_in_memory(network, token=token), client_of(network, names, token) as client:
+    async with serve_in_memory(network, token=token), make_client(network, names, token) as client:
         assert await client.put("a", b"") == 1
         network.listen("impostor", lambda: Impostor(IMPOSTORS[who]))
         names[0] = "impostor"
@@ -79,7 +79,7 @@ async def test_another_store_is_reported_once_it_has_sent_its_welcome() -> None:
     async with (
         serve_in_memory(network, token=token),
         serve_in_memory(network, name="other", token=token),
-        client_of(network, names, token) as client,
+        make_client(network, names, token) as client,
     ):
         names[0] = "other"
         network.reset("store")

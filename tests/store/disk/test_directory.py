@@ -13,7 +13,7 @@ from store.disk.directory import (
     MARK,
     RESERVE,
     RESERVE_BYTES,
-    DurableMark,
+    LastGroupMark,
     Reserve,
     release_lock,
     serving_process,
@@ -82,14 +82,14 @@ with serving_process(pathlib.Path(sys.argv[1])) as process:
 
 
 def test_a_mark_names_the_last_write(tmp_path: Path) -> None:
-    mark = DurableMark(tmp_path)
+    mark = LastGroupMark(tmp_path)
     assert mark.read() is None
     for number in (9, 10, 100):
         mark.write("store-1", number)
-        assert DurableMark(tmp_path).read() == ("store-1", number)
+        assert LastGroupMark(tmp_path).read() == ("store-1", number)
     mark.close()
     mark.close()
-    assert DurableMark(tmp_path).read() == ("store-1", 100)
+    assert LastGroupMark(tmp_path).read() == ("store-1", 100)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_mark_that_is_damaged_proves_nothing_and_is_written_anew(
     tmp_path: Path, what: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / MARK).write_bytes(what)
-    mark = DurableMark(tmp_path)
+    mark = LastGroupMark(tmp_path)
     assert mark.read() is None
     assert "is damaged" in caplog.text
     mark.write("store-1", 8)
@@ -109,7 +109,7 @@ def test_a_mark_that_is_damaged_proves_nothing_and_is_written_anew(
 
 def test_a_mark_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:
     (tmp_path / MARK).mkdir()
-    mark = DurableMark(tmp_path)
+    mark = LastGroupMark(tmp_path)
     mark.write("store-1", 1)
     assert mark.read() is None
 

@@ -75,13 +75,13 @@ def at() -> str:
     return f"etcd-{next(_names)}/"
 
 
-def client_of(url: str, **options: Any) -> Client:
+def make_client(url: str, **options: Any) -> Client:
     return Client(Cluster.parse(url), **options)
 
 
 @pytest.fixture
 async def client(etcd: Etcd) -> AsyncIterator[Client]:
-    async with client_of(etcd.url) as connected:
+    async with make_client(etcd.url) as connected:
         yield connected
 
 
@@ -158,7 +158,7 @@ DICE = ("pass", "pass", "unsent", "unheard", "late")
 async def test_s2_after_any_loss_every_write_is_applied_once_with_its_original_answer(
     etcd: Etcd, at: str, seed: int
 ) -> None:
-    async with client_of(etcd.url) as client:
+    async with make_client(etcd.url) as client:
         losses = Losses(client, seed=seed, fates=DICE)
         lease = await client.grant(60)
         total, text = 0, b""
@@ -219,7 +219,7 @@ async def arrive(client: Client, at: str, name: str, *, own: int, shared: int) -
 async def test_simultaneous_first_clients_all_connect(etcd: Etcd, at: str) -> None:
     shared = chosen()
     async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(client_of(etcd.url)) for _ in range(5)]
+        clients = [await stack.enter_async_context(make_client(etcd.url)) for _ in range(5)]
         arriving = (arrive(one, at, f"n{n}", own=chosen(), shared=shared) for n, one in enumerate(clients))
         results = await asyncio.gather(*arriving)
         assert all(result.succeeded for result in results)
@@ -227,7 +227,7 @@ async def test_simultaneous_first_clients_all_connect(etcd: Etcd, at: str) -> No
 
 
 async def test_a_value_that_may_be_missing_is_one_condition_and_the_else_branch_may_write(etcd: Etcd, at: str) -> None:
-    async with client_of(etcd.url) as client:
+    async with make_client(etcd.url) as client:
 
         async def write() -> TransactionResult:
             return await client.transact(
@@ -255,7 +255,7 @@ async def test_a_value_that_may_be_missing_is_one_condition_and_the_else_branch_
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_s2_after_any_loss_a_node_arrives_once(etcd: Etcd, at: str, seed: int) -> None:
     shared = chosen()
-    async with client_of(etcd.url) as client:
+    async with make_client(etcd.url) as client:
         losses = Losses(client, seed=seed, fates=DICE)
         revisions = {}
         for number in range(8):
@@ -297,7 +297,7 @@ async def test_s5_a_lease_that_a_refused_attempt_has_granted_begins_anew_with_th
 async def test_s2_an_attempt_that_arrives_after_its_answer_does_nothing(client: Client, etcd: Etcd, at: str) -> None:
     """The answer was that another client has it. This must stay true, also when that client has gone."""
     await client.put(at + "mine", b"")  # so that it has a receipt
-    async with client_of(etcd.url) as other:
+    async with make_client(etcd.url) as other:
         await other.put(at + "lock", b"another")
         losses = Losses(client)
         async with losses.of(client.compare_and_set(at + "lock", b"mine", expected_revision=0), fate="held") as taking:
@@ -349,7 +349,7 @@ async def test_a_request_that_is_never_answered_says_whether_it_may_have_been_do
 async def test_s2_a_write_that_was_under_way_when_its_client_was_closed_may_have_been_done(etcd: Etcd, at: str) -> None:
     """Regression: the error said that it had not been applied, but it had."""
     done = asyncio.Event()
-    async with client_of(etcd.url) as client:
+    async with make_client(etcd.url) as client:
         await client.put(at + "a", b"0")  # so that it has a receipt
         send = client.members._send
 
@@ -409,7 +409,7 @@ async def read_until(watch: Watch, *, kind: str, key: str | None = None) -> list
 async def test_s4_a_quiet_watch_goes_on_through_compaction_unless_something_has_happened_to_its_keys(
     etcd: Etcd, at: str
 ) -> None:
-    async with client_of(etcd.url) as client, client_of(etcd.url) as writer:
+    async with make_client(etcd.url) as client, make_client(etcd.url) as writer:
         await writer.put(at + "a", b"1")
         await writer.put(at + "b", b"1")
         async with client.watch(at, snapshot=True) as watch, client.watch(at) as plain:
@@ -420,7 +420,7 @@ async def test_s4_a_quiet_watch_goes_on_through_compaction_unless_something_has_
                 await writer.put("elsewhere", b"")
             revision = await writer.put("elsewhere", b"")
             etcd.compact(revision)
-            await client.members.replace_connection(client.members._current, Failure("lost", FailureKind.UNDONE))  # type: ignore[arg-type]
+            await client.members.drop_failed_connection(client.members._current, Failure("lost", FailureKind.UNDONE))  # type: ignore[arg-type]
             async with asyncio.timeout(30):
                 quiet = (watch, plain)
                 while any((it._cursor.opening_request()[0].start_revision or 0) <= revision for it in quiet):  # noqa: ASYNC110
@@ -438,9 +438,9 @@ async def test_s4_a_watch_whose_member_falls_silent_goes_on_at_another(
     etcd: Etcd, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(members_room, "IDLE", 0.3)
-    async with Proxy("127.0.0.1", etcd.members[0].client_port) as proxy, client_of(etcd.url) as writer:
+    async with Proxy("127.0.0.1", etcd.members[0].client_port) as proxy, make_client(etcd.url) as writer:
         url = f"etcd://127.0.0.1:{proxy.port},127.0.0.1:{etcd.members[0].client_port}"
-        async with client_of(url, rng=AlwaysFirst()) as client, client.watch(at, snapshot=True) as watch:
+        async with make_client(url, rng=AlwaysFirst()) as client, client.watch(at, snapshot=True) as watch:
             waiting = asyncio.create_task(client.wait([at + "b"]))
             async with asyncio.timeout(30):
                 while not (client.members._current and client.members._current.has_watches):  # noqa: ASYNC110
@@ -597,7 +597,7 @@ async def test_a_full_cluster_says_so_in_one_sentence_and_still_reads_and_delete
     with serve_etcd(options=["--quota-backend-bytes", str(600_000)]) as served:
         url = f"{served.url}/job?min_nodes=1&join_timeout=30"
         member = served.members[0]
-        async with client_of(served.url) as client, client.watch("a", snapshot=True) as watch:
+        async with make_client(served.url) as client, client.watch("a", snapshot=True) as watch:
             await client.put("a", b"1")
             lease = await client.grant(60)
             with pytest.raises(LimitExceeded, match=r"reached its quota \(NOSPACE.*compact and defragment"):
@@ -634,7 +634,7 @@ async def test_another_cluster_at_the_same_place_is_another_one(etcd: Etcd, at: 
     with serve_etcd() as second:
         async with (
             Proxy("127.0.0.1", etcd.members[0].client_port) as proxy,
-            client_of(f"etcd://127.0.0.1:{proxy.port}") as client,
+            make_client(f"etcd://127.0.0.1:{proxy.port}") as client,
         ):
             waiting = asyncio.create_task(client.wait([at + "never"]))
             await client.put(at + "a", b"")

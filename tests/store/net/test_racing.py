@@ -94,7 +94,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Addresses]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets, for each race, the number of sockets that were connecting when one of them won."""
-    won, counts = ConnectRace.is_won, []
+    won, counts = ConnectRace.finish_attempt, []
 
     def counted(race: ConnectRace, sock: socket.socket) -> bool:
         under_way = len(race.connecting)
@@ -103,7 +103,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             return True
         return False
 
-    monkeypatch.setattr(ConnectRace, "is_won", counted)
+    monkeypatch.setattr(ConnectRace, "finish_attempt", counted)
     monkeypatch.setattr(racing, "STAGGER", 0.02)
     return counts
 
@@ -178,7 +178,7 @@ def test_a_race_without_a_winner_raises_the_most_informative_error(refusing: tup
         while True:
             race.connect_next()
             for sock in list(race.connecting):
-                race.is_won(sock)
+                race.finish_attempt(sock)
     race.close()
 
 

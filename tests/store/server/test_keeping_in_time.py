@@ -47,7 +47,7 @@ async def test_a_keep_alive_that_has_arrived_is_read_before_its_lease_lapses() -
 async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts() -> None:
     """A client that writes is not read while the disk is behind. Its keep-alive has arrived all the same."""
     disk = FaultyDisk(random.Random(0), store_id="id", on_commit=lambda _: None, now=now)
-    journal = disk.open(asyncio.get_running_loop(), kind=FaultyJournal)
+    journal = disk.open_journal(asyncio.get_running_loop(), kind=FaultyJournal)
     engine = Engine.restore(journal.load(), limits=limits_with(journal_bytes_max=1000), now=now())
 
     async def at_once(work: Callable[[], Any]) -> Any:

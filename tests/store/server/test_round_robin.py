@@ -45,25 +45,25 @@ def test_turns_are_shorter_while_many_have_not_had_any_and_a_pass_is_over_when_i
         turns.enqueue(number, used=False)
     assert turns.turn_length == TURN / 20
     turns.spent = PASS / 2
-    assert not turns.is_pass_over
+    assert not turns.is_pass_time_up
     turns.spent += PASS
-    assert turns.is_pass_over
+    assert turns.is_pass_time_up
 
 
 def test_it_is_known_whether_all_earlier_peers_have_had_a_turn() -> None:
     turns: RoundRobin[str] = RoundRobin()
     turns.enqueue("greedy", used=True)
-    assert not turns.is_unserved(turns.came)
+    assert not turns.has_unserved(turns.came)
     turns.enqueue("a", used=False)
     came = turns.came
     turns.enqueue("b", used=False)
     assert list(turns) == ["a", "b", "greedy"]
-    assert turns.is_unserved(came)
+    assert turns.has_unserved(came)
     assert turns.next() == "a"
-    assert not turns.is_unserved(came)
+    assert not turns.has_unserved(came)
     turns.enqueue("a", used=False)
-    assert not turns.is_unserved(came), "it has come again, for something else"
-    assert turns.is_unserved(turns.came)
+    assert not turns.has_unserved(came), "it has come again, for something else"
+    assert turns.has_unserved(turns.came)
 
 
 class Stopwatch:

@@ -48,7 +48,7 @@ async def serving(
     taken_apart = python_command((PYTHON, *command))
     assert isinstance(taken_apart, PythonCommand), taken_apart
     async with PreloadServer.start(taken_apart, modules, standby=standby) as server:
-        assert await server.is_ready()
+        assert await server.wait_until_ready()
         yield server
 
 
@@ -218,9 +218,9 @@ async def test_an_import_that_takes_long_is_said(
     async with PreloadServer.start(command, ("decimal",)) as server:
         os.kill(server._process.pid, signal.SIGSTOP)
         with anyio.move_on_after(0.5):
-            await server.is_ready()
+            await server.wait_until_ready()
         os.kill(server._process.pid, signal.SIGCONT)
-        assert await server.is_ready()
+        assert await server.wait_until_ready()
     assert "not imported after 0.1 s" in caplog.text
 
 
@@ -341,7 +341,7 @@ async def test_a_module_that_starts_a_thread_is_named_and_nothing_is_forked(
     command = python_command((PYTHON, str(tmp_path / "worker.py")))
     assert isinstance(command, PythonCommand)
     async with PreloadServer.start(command, ("busy",)) as server:
-        assert not await server.is_ready()
+        assert not await server.wait_until_ready()
     assert "busy one" in caplog.text
 
 
@@ -349,7 +349,7 @@ async def test_a_missing_module_is_named(script: Callable[[str], str], capfd: py
     command = python_command((PYTHON, script("")))
     assert isinstance(command, PythonCommand)
     async with PreloadServer.start(command, ("no_such_module",)) as server:
-        assert not await server.is_ready()
+        assert not await server.wait_until_ready()
     assert "No module named 'no_such_module'" in capfd.readouterr().err
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.hosts.lost_store import last_known_run, survivor_ranks
+from rdzv.core.hosts.lost_store import last_known_run, ranks_in_lost_store
 from rdzv.core.round import Round
-from rdzv.core.state import AnnouncedDrain, Head, HostedNode, LostStore, NodeRecord, Phase, Progress
+from rdzv.core.state import AnnouncedDrain, Head, LostStore, NodeRecord, NodeWithStore, Phase, Progress
 
 EARLIER = LostStore(generation=1, revision=9, round=8, round_at=50, awaited=3)
 
@@ -34,8 +34,8 @@ def test_only_the_members_of_the_lost_stores_last_round_have_survived_it() -> No
     lost = LostStore(generation=1, revision=9, round=7, round_at=5)
     lost_rank_of = {"a": (5, 1), "b": (4, 0), "c": None}
     records = [NodeRecord(node_id=name, incarnation="", lost_rank_of=it) for name, it in lost_rank_of.items()]
-    assert survivor_ranks(records, lost) == {"a": 1}
-    assert survivor_ranks(records, None) == {}
+    assert ranks_in_lost_store(records, lost) == {"a": 1}
+    assert ranks_in_lost_store(records, None) == {}
 
 
 ROUND = Round(number=7, term=1, size=5, buckets=1, host="h", port=1, revision=90)
@@ -62,13 +62,18 @@ GONE = Progress(phase=Phase.TRAINING, round=7, lost=1, lost_ids=("b",), departed
         ),
         ({"round": ROUND, "progress": GONE, "moves_over": GONE.replace(round=6), "drains": DRAINED}, 4, 7, 90),
         ({"round": ROUND, "progress": GONE.replace(round=6)}, 5, 7, 90),
-        ({"round": ROUND, "progress": GONE, "hosted": {"d": HostedNode(1, 90), "b": HostedNode(1, 90)}}, 2, 7, 90),
-        ({"round": ROUND, "progress": GONE, "hosted": {"d": HostedNode(1, 80)}}, 3, 7, 90),
-        ({"round": ROUND, "progress": GONE.replace(lost=3), "hosted": {"d": HostedNode(1, 90)}}, 1, 7, 90),
+        (
+            {"round": ROUND, "progress": GONE, "hosted": {"d": NodeWithStore(1, 90), "b": NodeWithStore(1, 90)}},
+            2,
+            7,
+            90,
+        ),
+        ({"round": ROUND, "progress": GONE, "hosted": {"d": NodeWithStore(1, 80)}}, 3, 7, 90),
+        ({"round": ROUND, "progress": GONE.replace(lost=3), "hosted": {"d": NodeWithStore(1, 90)}}, 1, 7, 90),
         ({"round": ROUND, "progress": GONE.replace(lost=9)}, 0, 7, 90),
         ({}, 0, -1, 0),
         ({"lost_store": EARLIER}, 3, 8, 50),
-        ({"lost_store": EARLIER, "hosted": {"d": HostedNode(1, 50), "e": HostedNode(1, 49)}}, 2, 8, 50),
+        ({"lost_store": EARLIER, "hosted": {"d": NodeWithStore(1, 50), "e": NodeWithStore(1, 49)}}, 2, 8, 50),
         ({"lost_store": EARLIER, "round": ROUND}, 5, 8, 90),
     ],
 )

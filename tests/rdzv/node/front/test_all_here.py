@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rdzv.errors import RendezvousConnectionError
-from rdzv.node.front.verbs import _has_failed
+from rdzv.node.front.verbs import _has_task_failed
 from tests.support.runs import VirtualRun
 
 pytestmark = pytest.mark.virtual_time
@@ -107,5 +107,5 @@ async def test_a_count_that_failed_is_repeated(end: str, failed: bool) -> None:
     if end == "cancelled":
         task.cancel()
     await asyncio.wait([task], timeout=1.0)
-    assert _has_failed(task) is failed
+    assert _has_task_failed(task) is failed
     task.cancel()
