@@ -16,7 +16,6 @@ from store import ConnectionLost, StoreTimeoutError
 from tests.support.linearizability import (
     Add,
     CompareAndSet,
-    Compared,
     Delete,
     Get,
     Operation,
@@ -25,6 +24,7 @@ from tests.support.linearizability import (
     RegisterInput,
     RegisterModel,
     assert_linearizable,
+    carry_out,
 )
 from tests.support.processes import free_port, start_python
 from tests.support.proxy import Proxy
@@ -35,27 +35,6 @@ SEED = int(os.environ.get("RDZV_SEED", str(FRESH)))
 CLIENTS = 5
 OPERATIONS = 120  # of each client
 KEYS = ("hot/0", "hot/1", "count")
-
-
-async def carry_out(client: store.Client, wanted: RegisterInput, timeout: float) -> object:
-    """Send the operation, and return its answer as an output of the model."""
-    match wanted:
-        case Get(key=key):
-            entry = await client.get(key, timeout=timeout)
-            return None if entry is None else entry.value
-        case Put(key=key, value=value):
-            return await client.put(key, value, timeout=timeout)
-        case Delete(key=key):
-            return await client.delete(key, timeout=timeout)
-        case Add(key=key, amount=amount):
-            return await client.add(key, amount, timeout=timeout)
-        case CompareAndSet(key=key, value=value, expected=expected):
-            if expected is Presence.MISSING:
-                result = await client.compare_and_set(key, value, expected_revision=0, timeout=timeout)
-            else:
-                assert isinstance(expected, bytes)
-                result = await client.compare_and_set(key, value, expected_value=expected, timeout=timeout)
-            return Compared(result.succeeded, None if result.entry is None else result.entry.value)
 
 
 def choose(rng: random.Random) -> RegisterInput:

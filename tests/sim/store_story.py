@@ -34,7 +34,6 @@ from tests.sim.truth import HeardClient, HeardWatch
 from tests.support.linearizability import (
     Add,
     CompareAndSet,
-    Compared,
     Delete,
     Get,
     Operation,
@@ -42,6 +41,7 @@ from tests.support.linearizability import (
     RegisterInput,
     RegisterModel,
     UndecidedError,
+    carry_out,
     check,
 )
 from tests.support.linearizability import Put as Write
@@ -342,24 +342,3 @@ class StoreStory(Story):
                     await rng.choice(dead).keep_alive()  # it may have expired, and must not exist again
             except (*NO_ANSWER, LimitExceeded, LeaseNotFound):
                 pass
-
-
-async def carry_out(client: HeardClient, wanted: RegisterInput, timeout: float) -> object:
-    """Make a request, and return the answer in terms of the model."""
-    match wanted:
-        case Get(key=key):
-            entry = await client.get(key, timeout=timeout)
-            return None if entry is None else entry.value
-        case Write(key=key, value=value):
-            return await client.put(key, value, timeout=timeout)
-        case Delete(key=key):
-            return await client.delete(key, timeout=timeout)
-        case Add(key=key, amount=amount):
-            return await client.add(key, amount, timeout=timeout)
-        case CompareAndSet(key=key, value=value, expected=Presence.MISSING):
-            result = await client.compare_and_set(key, value, expected_revision=0, timeout=timeout)
-        case CompareAndSet(key=key, value=value, expected=bytes() as expected):
-            result = await client.compare_and_set(key, value, expected_value=expected, timeout=timeout)
-        case _:
-            raise NotImplementedError(wanted)
-    return Compared(result.succeeded, None if result.entry is None else result.entry.value)

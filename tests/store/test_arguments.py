@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -157,27 +158,29 @@ async def test_odd_arguments_are_refused_alike_by_every_store_and_by_both_twins(
         await look(InThreads(blocking, pool))
 
 
+NOWHERE = "tcp://127.0.0.1:1"
+
+
 @pytest.mark.parametrize(
-    "odd", [None, b"tcp://127.0.0.1:29400", 29400, "", "127.0.0.1:29400", "tcp://127.0.0.1:2_9400"]
+    ("arguments", "why"),
+    [
+        *(  # None gave an AttributeError that did not name the argument
+            ({"url": odd}, re.escape(repr(odd)))
+            for odd in (None, b"tcp://127.0.0.1:29400", 29400, "", "127.0.0.1:29400", "tcp://127.0.0.1:2_9400")
+        ),
+        *(  # the awaited one raised TypeError, ValueError or OverflowError
+            ({"url": NOWHERE, "timeout": odd}, r"timeout is .*; give seconds")
+            for odd in (None, "1", b"1", math.nan, True, 10**400)
+        ),
+        ({"url": NOWHERE, "token": 1}, "is of type int"),
+        ({"url": "tcp://a\udc80:1"}, "is no URL"),
+    ],
 )
-async def test_a_url_that_is_none_is_named_in_the_error(odd: Any) -> None:
-    """None gave an AttributeError that did not name the argument."""
-    with pytest.raises(StoreUsageError) as awaited:
-        async with store.connect(odd):
+async def test_a_wrong_argument_of_a_client_is_refused_alike_by_both_twins(arguments: dict[str, Any], why: str) -> None:
+    with pytest.raises(StoreUsageError, match=why) as awaited:
+        async with store.connect(**arguments):
             pass
-    with pytest.raises(StoreUsageError) as blocking, store.sync.connect(odd):
-        pass
-    assert str(awaited.value) == str(blocking.value)
-    assert repr(odd) in str(awaited.value)
-
-
-@pytest.mark.parametrize("odd", [None, "1", b"1", math.nan, True, 10**400])
-async def test_an_odd_timeout_of_a_connection_is_refused_alike_by_both_twins(odd: Any) -> None:
-    """The awaited one raised TypeError, ValueError or OverflowError."""
-    with pytest.raises(StoreUsageError, match=r"timeout is .*; give seconds") as awaited:
-        async with store.connect("tcp://127.0.0.1:1", timeout=odd):
-            pass
-    with pytest.raises(StoreUsageError) as blocking, store.sync.connect("tcp://127.0.0.1:1", timeout=odd):
+    with pytest.raises(StoreUsageError) as blocking, store.sync.connect(**arguments):
         pass
     assert str(awaited.value) == str(blocking.value)
 
@@ -204,17 +207,6 @@ def test_without_a_loop_of_asyncio_the_error_names_the_blocking_twin(opens: Call
     """On trio it was "no running event loop"."""
     with pytest.raises(StoreUsageError, match=r"runs on asyncio.*on trio, use store\.sync in a thread"):
         opens().__aenter__().send(None)
-
-
-@pytest.mark.parametrize("arguments", [("tcp://127.0.0.1:1", 1), ("tcp://a\udc80:1", None)])
-async def test_a_wrong_token_or_host_of_a_client_is_refused_alike_by_both_twins(arguments: tuple[str, Any]) -> None:
-    url, token = arguments
-    with pytest.raises(StoreUsageError, match=r"is of type int|is no URL") as awaited:
-        async with store.connect(url, token=token):
-            pass
-    with pytest.raises(StoreUsageError) as blocking, store.sync.connect(url, token=token):
-        pass
-    assert str(awaited.value) == str(blocking.value)
 
 
 async def test_an_odd_disconnect_ttl_of_a_kept_lease_is_refused_alike_by_both_twins() -> None:

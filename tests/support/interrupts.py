@@ -5,6 +5,7 @@ import contextlib
 import functools
 import itertools
 import random
+import signal
 import sys
 import types
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
@@ -16,13 +17,27 @@ import pytest
 from tests.support.processes import ROOT
 from tests.support.seeds import EVERYTHING, FRESH
 
-__all__ = ["Torn", "cancelled_at_each_await", "tears", "torn", "torn_at_each_place"]
+__all__ = ["Torn", "alarms", "cancelled_at_each_await", "tears", "torn", "torn_at_each_place"]
 
 T = TypeVar("T")
 
 
 class Torn(Exception):
     """The exception that the signal handler raises."""
+
+
+@contextlib.contextmanager
+def alarms() -> Iterator[None]:
+    """Raise `Torn` from the handler of SIGALRM."""
+
+    def ring(*_: object) -> None:
+        raise Torn
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 tears = pytest.mark.filterwarnings(

@@ -12,6 +12,17 @@ from tests.support.processes import ROOT, Child, start_python
 WORKER = str(ROOT / "tests/support/obedient.py")
 SUCCEED, FAIL = signal.SIGUSR1, signal.SIGUSR2
 
+TAKES_MASTER_PORT = """
+import os, socket
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    socket.create_server(("", int(os.environ["MASTER_PORT"])))
+
+main()
+"""
+
 TWO = "min_nodes=2&last_call_timeout=0&disconnect_ttl=0.3"
 TWO_OR_THREE = "min_nodes=2&max_nodes=3&last_call_timeout=0&disconnect_ttl=0.3"
 

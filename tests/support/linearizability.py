@@ -362,3 +362,24 @@ def apply(state: bytes | None, input: RegisterInput) -> tuple[bytes | None, Any]
 def _same(output: Any, answer: Any) -> bool:
     # True == 1 in Python, but a deletion that answers 1 is not one that answers True.
     return type(output) is type(answer) and bool(output == answer)
+
+
+async def carry_out(client: Any, wanted: RegisterInput, timeout: float) -> object:
+    """Make a request to a store, and return the answer in terms of the model."""
+    match wanted:
+        case Get(key=key):
+            entry = await client.get(key, timeout=timeout)
+            return None if entry is None else entry.value
+        case Put(key=key, value=value):
+            return await client.put(key, value, timeout=timeout)
+        case Delete(key=key):
+            return await client.delete(key, timeout=timeout)
+        case Add(key=key, amount=amount):
+            return await client.add(key, amount, timeout=timeout)
+        case CompareAndSet(key=key, value=value, expected=Presence.MISSING):
+            result = await client.compare_and_set(key, value, expected_revision=0, timeout=timeout)
+        case CompareAndSet(key=key, value=value, expected=bytes() as expected):
+            result = await client.compare_and_set(key, value, expected_value=expected, timeout=timeout)
+        case _:
+            raise NotImplementedError(wanted)
+    return Compared(result.succeeded, None if result.entry is None else result.entry.value)

@@ -20,6 +20,7 @@ import pytest
 import rdzv
 from rdzv import torchrun
 from rdzv.node.handler import Handler
+from tests.support.launched import TAKES_MASTER_PORT
 from tests.support.processes import Child, free_port, require, start, start_python
 
 WORKER = """
@@ -289,24 +290,12 @@ async def test_the_other_agents_are_told_the_exception_of_a_recorded_worker(tmp_
         await pair[ranks.index(0)].says("worker 0 ended with status 1: ValueError: shard 17 is damaged")
 
 
-BINDS = """
-import os, socket
-from torch.distributed.elastic.multiprocessing.errors import record
-
-@record
-def main():
-    socket.create_server(("", int(os.environ["MASTER_PORT"])))
-
-main()
-"""
-
-
 @pytest.mark.in_ci
 @pytest.mark.skipif(agents_of_2_4(), reason="the agents of this release do not serve the workers' store")
 async def test_a_worker_that_finds_its_port_taken_is_reported_with_the_remedy(tmp_path: Path) -> None:
     """Regression: without a restart, which is PyTorch's default, the line had no remedy."""
     require("torch")
-    async with Job(tmp_path, "localhost:0", worker=BINDS) as job:
+    async with Job(tmp_path, "localhost:0", worker=TAKES_MASTER_PORT) as job:
         agent = await job.agent("--nnodes=1", "--max-restarts=0")
         await agent.says("at MASTER_PORT rank 0's agent listens; agent_store=0")
         assert await agent.wait() == 1

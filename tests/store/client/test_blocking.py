@@ -25,6 +25,7 @@ from store.net.address import Address
 from store.net.dialing import NEVER_ANSWERED, describe
 from store.net.racing import Addresses, connect_blocking
 from store.server.server import Server
+from tests.support.interrupts import Torn, alarms
 from tests.support.limits import limits_with
 from tests.support.processes import require
 from tests.support.proxy import Proxy
@@ -406,49 +407,30 @@ async def test_silence_is_asked_after_and_then_hung_up_on(monkeypatch: pytest.Mo
         assert channel.connection.in_flight == {}, "questions that were never answered are forgotten"
 
 
-class _AlarmError(Exception):
-    pass
-
-
 def test_a_signal_handler_that_raises_gets_out_at_once_and_the_client_goes_on(server: Server) -> None:
-    def ring(*_: object) -> None:
-        raise _AlarmError
-
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        with store.sync.connect(server.url) as client:
-            for _ in range(3):
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
-                with pytest.raises(_AlarmError):
-                    client.wait(["never"])
-            assert client.add("count", 1) == 1
-            assert client.add("count", 1) == 2
-            assert client.stats()["waits"] == 0
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with alarms(), store.sync.connect(server.url) as client:
+        for _ in range(3):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Torn):
+                client.wait(["never"])
+        assert client.add("count", 1) == 1
+        assert client.add("count", 1) == 2
+        assert client.stats()["waits"] == 0
 
 
 def test_a_lease_outlives_an_interrupted_call(server: Server) -> None:
     """Regression: the connection was closed, and its lease ended with it, or at once, as if the process had died."""
-
-    def ring(*_: object) -> None:
-        raise _AlarmError
-
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        with store.sync.connect(server.url) as client:
-            client.put("mine", b"", lease=client.grant(600, disconnect_ttl=0.3))
-            for _ in range(3):
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
-                with pytest.raises(_AlarmError):
-                    client.wait(["never"])
-                when_its_time_is_over(server, 0.3)
-                assert client.get("mine") is not None
+    with alarms(), store.sync.connect(server.url) as client:
+        client.put("mine", b"", lease=client.grant(600, disconnect_ttl=0.3))
+        for _ in range(3):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Torn):
+                client.wait(["never"])
             when_its_time_is_over(server, 0.3)
             assert client.get("mine") is not None
-            assert client.stats()["waits"] == 0
-    finally:
-        signal.signal(signal.SIGALRM, before)
+        when_its_time_is_over(server, 0.3)
+        assert client.get("mine") is not None
+        assert client.stats()["waits"] == 0
 
 
 async def test_a_reset_is_reported_even_if_the_attempt_that_noticed_it_failed() -> None:

@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from types import FrameType
 
 import pytest
 
@@ -15,6 +14,7 @@ from store.etcd import blocking as etcd_sync
 from store.etcd import client as etcd
 from store.etcd.codec import Cluster
 from tests.support.etcd import serve_etcd
+from tests.support.interrupts import Torn, alarms
 from tests.support.processes import start_python
 
 FORGETFUL = """
@@ -34,24 +34,13 @@ def url() -> Iterator[str]:
         yield served.url
 
 
-class Alarm(Exception):
-    """The exception that a user's signal handler raises."""
-
-
 def test_a_signal_handler_that_raises_gets_out_of_a_call_at_once_and_the_client_goes_on(url: str) -> None:
-    def ring(_: int, __: FrameType | None) -> None:
-        raise Alarm
-
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        with store.sync.connect(url) as client:
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
-            with pytest.raises(Alarm):
-                client.wait(["never"])
-            client.put("after", b"1")
-            assert client.get("after") is not None
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with alarms(), store.sync.connect(url) as client:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Torn):
+            client.wait(["never"])
+        client.put("after", b"1")
+        assert client.get("after") is not None
 
 
 def test_a_forked_child_gets_an_error_that_it_needs_its_own_client(url: str) -> None:

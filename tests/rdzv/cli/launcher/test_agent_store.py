@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import store
+from tests.support.launched import TAKES_MASTER_PORT
 from tests.support.processes import Child, start_python
 
 pytest.importorskip("torch")
@@ -19,16 +20,6 @@ ones = torch.ones(1)
 dist.all_reduce(ones)
 print("sum", int(ones), flush=True)
 dist.destroy_process_group()
-"""
-BIND = """
-import os, socket
-from torch.distributed.elastic.multiprocessing.errors import record
-
-@record
-def main():
-    socket.create_server(("", int(os.environ["MASTER_PORT"])))
-
-main()
 """
 
 
@@ -58,5 +49,5 @@ async def test_it_is_off_by_default_and_then_torch_is_not_imported(options: tupl
 
 async def test_a_worker_that_listens_at_the_port_itself_gets_an_error_with_the_remedy() -> None:
     with store.sync.serve() as server:
-        async with run(f"{server.url}/job?min_nodes=1", BIND, "--agent-store") as node:
+        async with run(f"{server.url}/job?min_nodes=1", TAKES_MASTER_PORT, "--agent-store") as node:
             await node.says("no --agent-store, leaves that port to the workers", timeout=60)
