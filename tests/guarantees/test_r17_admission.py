@@ -20,8 +20,6 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_r17_a_node_that_fails_its_health_check_stays_out_with_a_visible_reason() -> None:
-    """R17: "a health-check hook runs before a node joins; one that fails stays out, with its reason visible"."""
-
     def check() -> str:
         return "GPU 3 has fallen off the bus"
 
@@ -37,7 +35,6 @@ async def test_r17_a_node_that_fails_its_health_check_stays_out_with_a_visible_r
 
 
 async def test_r17_a_health_check_that_raises_has_failed_and_one_that_is_awaited_may_pass() -> None:
-    """R17: "a health-check hook runs before a node joins"."""
     healthy = False
 
     async def check() -> None:
@@ -144,7 +141,6 @@ async def test_r17_a_ban_for_no_time_or_for_longer_than_the_store_can_is_refused
 
 
 async def test_r17_a_banned_node_finishes_its_round_and_is_kept_out_of_the_next_until_it_is_unbanned() -> None:
-    """R17: "a node can be banned and unbanned"."""
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
         a, b = run.handler("a"), run.handler("b")
         _, info = await run.meet(a, b)
@@ -222,7 +218,6 @@ async def test_r17_a_ban_with_now_takes_the_node_out_of_its_round_at_once() -> N
 
 
 async def test_r17_a_ban_of_an_attribute_holds_for_present_and_later_nodes_with_it() -> None:
-    """R17: "a node can be banned and unbanned"."""
     async with VirtualRun(min_nodes=1, max_nodes=4) as run:
         a = run.handler("a", attributes={"rack": "18"})
         b = run.handler("b", attributes={"host": "h1", "rack": "17"})
@@ -296,7 +291,6 @@ async def test_r17_a_ban_is_of_one_node_or_of_one_attribute(named: dict[str, Any
 
 
 async def test_r17_a_node_that_waits_is_put_out_by_a_ban_at_once() -> None:
-    """R17: "a node can be banned"."""
     async with VirtualRun(min_nodes=1, max_nodes=3) as run:
         a, b = run.handler("a"), run.handler("b")
         await run.join(b)

@@ -27,7 +27,6 @@ DAY = 600.0  # short here; the run has it as a setting
 
 
 async def test_r19_a_closed_run_stays_closed_for_a_day_and_then_nothing_of_it_is_left() -> None:
-    """R19: "A closed run stays closed for `closed_ttl` (one day), then its keys are removed"."""
     async with VirtualRun(min_nodes=2, closed_ttl=DAY) as run:
         a, b = run.handler("a"), run.handler("b")
         for info in await run.meet(a, b):
@@ -66,7 +65,6 @@ async def test_r19_a_closed_run_ends_also_on_a_server_that_restarted_meanwhile()
 
 
 async def test_r19_a_run_that_all_nodes_left_without_closing_it_ends_as_well() -> None:
-    """R19: "a server does not grow with the runs it has seen"."""
     async with VirtualRun(min_nodes=2, closed_ttl=600) as run:
         await run.met("ab")
         run.crash("a")
@@ -181,7 +179,6 @@ async def end(run: VirtualRun, ending: str, number: int) -> None:
 
 @pytest.mark.in_ci
 async def test_r19_two_minutes_after_runs_of_every_ending_the_store_holds_no_key_and_no_lease() -> None:
-    """R19: "a server does not grow with the runs it has seen, nor with the attempts to join them"."""
     async with VirtualRun(min_nodes=2, closed_ttl=60, join_timeout=5) as run:
         numbers = iter(range(RUNS))
 

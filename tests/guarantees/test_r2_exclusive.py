@@ -39,7 +39,6 @@ async def test_r2_a_failed_member_that_rejoins_is_noticed() -> None:
 
 
 async def test_r2_an_incomplete_unit_is_not_counted() -> None:
-    """Incomplete units count 0."""
     async with VirtualRun(min_nodes=2, max_nodes=4, node_unit=2, last_call_timeout=0) as run:
         a, _ = await run.met("ab")
         for name, count in (("half", 0), ("the other half", 2)):

@@ -215,7 +215,6 @@ async def test_r8_a_store_away_for_less_than_half_the_ttl_costs_no_member_its_pl
 
 
 async def test_r8_a_node_that_died_while_the_store_was_down_counts_as_alive_for_up_to_one_ttl_more() -> None:
-    """R8: nodes that died while the store was down count as alive for up to one TTL more."""
     async with VirtualRun(durable=True, min_nodes=1, max_nodes=2, last_call_timeout=1, ttl=6) as run:
         a, _ = await run.met("ab")
         heard = await listen(run, a)

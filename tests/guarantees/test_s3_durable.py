@@ -327,7 +327,6 @@ async def test_s3_changes_in_doubt_after_a_failed_fsync_are_not_announced_and_a_
 
 
 async def test_s3_without_a_directory_the_store_says_that_it_is_memory_only(tmp_path: Path) -> None:
-    """A store without a data directory says so at start."""
     async with start_python("-m", "rdzv", "serve", "--port", "0") as server:
         await server.says("in memory only: it ends with this process")
     async with start_python("-m", "rdzv", "serve", "--port", "0", "--data-dir", str(tmp_path)) as server:

@@ -89,7 +89,6 @@ async def test_s9_leaving_without_clients_is_immediate_and_quiet(caplog: pytest.
 
 
 async def test_s9_ending_it_a_second_time_ends_it_at_once() -> None:
-    """S9: "a second one: at once"."""
     loop = asyncio.get_running_loop()
     started: asyncio.Future[Server] = loop.create_future()
 

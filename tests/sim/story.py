@@ -249,12 +249,10 @@ class Troubles:
             self._cosmos.store.start()
 
     def stall_disk(self) -> None:
-        """Stall the disk."""
         assert self._cosmos.store.disk is not None
         self._cosmos.store.disk.stalled_until = self._cosmos.now + self._away("the disk takes nothing")
 
     def fill_disk(self) -> None:
-        """Fill the disk."""
         disk = self._cosmos.store.disk
         assert disk is not None
         seconds = self._away("the disk is full")

@@ -229,7 +229,6 @@ class FaultyStore(StoreMachine):
     dark = False  # the machine has no power
 
     def new_disk(self, store_id: str) -> FaultyDisk:
-        """Return the disk."""
         return FaultyDisk(self._rng, store_id=store_id, on_commit=self.committed, now=lambda: self._world.now)
 
     def committed(self, group: list[ChangeSet]) -> None:

@@ -131,7 +131,6 @@ class VirtualRun:
 
     @property
     def engine(self) -> Engine:
-        """Its engine."""
         return self.server._engine
 
     async def __aexit__(

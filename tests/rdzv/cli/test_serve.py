@@ -112,7 +112,6 @@ async def test_it_serves_also_without_its_service_manager(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("reads", [True, False])
 async def test_sigterm_tells_the_clients_and_a_second_one_ends_it_at_once(tmp_path: Path, reads: bool) -> None:
-    """S9: "SIGTERM: stop accepting, tell watchers, flush, exit 0 within 10 s; a second one, later: at once"."""
     async with serving("--data-dir", str(tmp_path)) as (child, port):
         watcher, deaf = [await a_peer(port) for _ in range(2)]
         watcher.ask(Watch(prefix=""))

@@ -59,7 +59,6 @@ async def run_of(etcd: Etcd, nodes: int, parameters: str = "") -> AsyncIterator[
 
 
 async def until_waiting(handler: Handler, nodes: int) -> None:
-    """Wait until this many nodes have arrived."""
     async with asyncio.timeout(WITHIN):
         async for status in handler.statuses():
             if len(status.waiting) >= nodes:

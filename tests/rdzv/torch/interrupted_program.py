@@ -217,7 +217,6 @@ class Member:
                 self.write()
 
     async def train_awaited(self) -> None:
-        """Train in an awaited loop."""
         self.wait_for_turn()
         async for round in rdzv.torch.rounds(self.url, node_id=self.name):
             async with round:

@@ -485,7 +485,6 @@ class World:
         return not self.scenario.at or any(self.scenario.at in key for key in under_way)
 
     def take(self, step: Step) -> None:
-        """Take this step."""
         what, index = step
         self.path.append(step)
         self.replay = f"python -m tests.sim explore {self.scenario.name} --steps '{spell(self.path)}'"

@@ -136,7 +136,6 @@ def leased(desk: Desk, ttl: float, *, disconnect_ttl: float | None = None, peer:
     st.lists(st.tuples(st.sampled_from(["wait", "renew", "stall", "ask"]), st.floats(0.001, 8.0)), max_size=15),
 )
 def test_a_key_on_a_lease_never_goes_before_its_ttl(ttl: float, steps: list[tuple[str, float]]) -> None:
-    """ "A key on a lease never goes before its TTL"."""
     desk = Desk()
     renewed_at = desk.now
     lease = leased(desk, ttl)

@@ -284,7 +284,6 @@ REQUESTS: st.SearchStrategy[Request[Any]] = st.one_of(
 
 @given(st.lists(REQUESTS, max_size=60), st.booleans())
 def test_no_client_passes_any_limit_with_any_requests(requests: list[Request[Any]], acknowledges: bool) -> None:
-    """No client passes any limit, with any sequence of requests."""
     limits = {
         "key_bytes_max": 32,
         "value_bytes_max": 300,

@@ -190,7 +190,6 @@ def test_the_same_store_gone_back_in_time_is_another_one(seen_by: Request[Any]) 
 
 
 def test_revisions_of_watch_events_count_too() -> None:
-    """The revisions of watch events count, and not only those of replies."""
     town, post = Town(Engine(store_id="the first")), Post()
     post.meet(town)
     post.ask(Watch(prefix=""))

@@ -55,7 +55,6 @@ def meet(here: ClientConnection, there: ServerConnection) -> bytes:
 
 @given(st.binary(min_size=1, max_size=100))
 def test_both_sides_prove_that_they_know_the_token_and_neither_says_it(token: bytes) -> None:
-    """ "a shared token proven by an HMAC-SHA256 challenge both ways: the token never crosses the wire"."""
     here, there = client(token), server(token)
     said = meet(here, there)
     assert there.is_authenticated
@@ -107,7 +106,6 @@ def test_the_servers_proof_is_not_the_clients_sent_back() -> None:
 
 @pytest.mark.parametrize("proof", [b"", bytes(32), b"x" * 32])
 def test_a_server_that_cannot_prove_the_token_is_refused(proof: bytes) -> None:
-    """A client with a token refuses a server that cannot prove the same token."""
     here = client()
     hello_to(here, server(b"another token"))
     with pytest.raises(AuthenticationError):
@@ -138,7 +136,6 @@ def test_a_recorded_welcome_is_worth_nothing_to_another_connection() -> None:
 
 
 def test_no_error_shows_the_token() -> None:
-    """ "the token never (...) appears in a process list or log"."""
     errors: list[AuthenticationError] = []
     for here, there in ((client(b"wrong token"), server()), (client(), server(b"wrong token"))):
         with pytest.raises(AuthenticationError) as caught:
