@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from store.messages import Condition, Entry, KeyGroup, Note, Operation, Request
 
-DELETED_AT_ONCE = 4096  # keys per request of `delete_prefix` to a server of an older release
+DELETED_AT_ONCE = 4096  # keys per step of `delete_prefix` at a server without `DeleteOlder`
 
 R = TypeVar("R", bound=messages.Response)
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class DisconnectNotifier:
         self._refused = False
 
     def note_end(self) -> None:
-        """Report the end of a connection."""
+        """Tell the listeners that a connection has ended."""
         self._notify_listeners(self._time())
 
     def note_connect_attempt(self, error: OSError | UnicodeError | None) -> None:

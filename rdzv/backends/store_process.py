@@ -67,7 +67,7 @@ class StoreProcess:
         listeners: Sockets | None = None,
         gives_up: threading.Event | None = None,
     ) -> None:
-        self.end_when_alone: StoreProcess = self  # as `Server.end_when_alone`
+        self.end_when_alone: StoreProcess = self  # which has these methods itself
         self.rejects_clients: bool = False  # True once the server rejects clients
         self.connections: int = 0  # the number of connected clients at the last answer
         self.has_died: bool = False  # True if the process has ended by itself

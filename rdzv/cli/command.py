@@ -306,7 +306,7 @@ def _exit_status_of(error: Exception) -> int:
 
 
 def say(*lines: str) -> None:
-    """Print lines without the control characters of foreign text."""
+    """Print lines, shortened and with control characters escaped."""
     print_text("\n".join(map(printable, lines)))
 
 

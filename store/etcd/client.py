@@ -72,7 +72,7 @@ class Client(interface.Store):
 
     `renew` reads the files of certificates again before each connection, and returns the context. `password` may be a
     function, called again after a rejected login. `receipts` is a key prefix; the user needs write permission under it.
-    Clients of one event loop with the same `shared_as` share a connection; their other arguments must be equal.
+    Clients of one event loop with the same `shared_as` share the first one's connection: only timeouts may differ.
     """
 
     tells_causes: bool = False

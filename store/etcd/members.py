@@ -42,9 +42,9 @@ T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger(__name__)
 
-ATTEMPT_FIRST = 1.0  # seconds for the first attempt, if there is another member; doubled after every two failures
+ATTEMPT_FIRST = 1.0  # seconds for a request's first attempt, with several members; doubled after every two failures
 ATTEMPT_MOST = 8.0  # the most seconds for one attempt: etcd itself gives up after 7
-ATTEMPT_ALONE = 2.0  # seconds for the first attempt at a cluster of one member
+ATTEMPT_ALONE = 2.0  # seconds, the same for a request to a cluster of one member
 ATTEMPT_LEAST = 0.05  # the fewest seconds for an attempt
 IDLE = 5.0  # seconds of silence before a probe of the member, while watches are open
 BALANCE_AFTER = 300.0  # seconds until the client chooses a member anew; times 0.5 to 1.5, at random

@@ -37,7 +37,7 @@ class Changes:
         self._of: Membership | None = None
         self._over = False  # `Closed` was returned
         self._is_entered = False
-        self._readers = Listeners()  # the waiting tasks
+        self._readers = Listeners()
 
     async def __aenter__(self) -> Self:
         await self._connect()
