@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ENTRY_OVERHEAD = 300  # bytes counted per key, besides key and value
 GROUP_PARTS = 2  # parts, between slashes, of a group's name: one group per run
 COORDINATION_KEYS = frozenset(  # the part after the group's name, in keys that coordinate a run
-    ("answers", "begun", "head", "history", "lease", "nodes", "rounds", "settings", "tally", "unfit")
+    ("answers", "begun", "head", "history", "lease", "nodes", "parent", "rounds", "settings", "tally", "unfit")
 )
 CHUNK_MAX = 1024  # keys per chunk; at this size, splitting a chunk costs as much as searching one
 COMPARED_MOST = 50_000  # groups that `largest` compares, in about 3 ms; others are ignored: each is small then
