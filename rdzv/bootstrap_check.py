@@ -47,7 +47,7 @@ class ReachVerdict(Stored, kw_only=True):
     left_out: tuple[int, ...] = ()
 
 
-def reach_verdict(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> ReachVerdict:
+def judge_reach(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> ReachVerdict:
     """Return rank 0's verdict on a round in which some ranks have not connected to it.
 
     `missing` has the unconnected ranks; it is empty if rank 0 could not listen. `again` is True if this node was

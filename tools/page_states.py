@@ -25,7 +25,7 @@ from rdzv.core.report import RunStatus, account, report
 from rdzv.core.round import Participant
 from rdzv.core.state import Ban, Closed, Phase
 from rdzv.core.stuck.pace import StepOf
-from rdzv.display.history import as_json, timeline
+from rdzv.display.history import history_as_json, timeline
 from rdzv.display.pages import live_page
 from rdzv.http.app import security_policy_of
 
@@ -331,7 +331,7 @@ class Played:
         status, history = self._status(run_id)
         if request.match_info["what"] == "timeline":
             return web.json_response(timeline(run_id, history, now=status.now))
-        return web.json_response(as_json(run_id, history, account(run_id, history, now=status.now)))
+        return web.json_response(history_as_json(run_id, history, account(run_id, history, now=status.now)))
 
     async def _stream_events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

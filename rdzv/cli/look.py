@@ -24,7 +24,7 @@ from rdzv.backends.host_queries import ask_hosts_for_answers
 from rdzv.cli.command import DONE, JSON, RUN, Argument, command, flag, limited_by_timeout, print_text, say
 from rdzv.cli.reach import open_run, parse_settings
 from rdzv.core.report import report
-from rdzv.display.history import as_json, history_text, timeline
+from rdzv.display.history import history_as_json, history_text, timeline
 from rdzv.display.pages import timeline_page
 from rdzv.display.status import Frame, describe_health, draw_screen, member_lines, problem_lines, summary_lines
 from rdzv.errors import RendezvousStateError
@@ -90,7 +90,7 @@ async def _watch_run(options: argparse.Namespace) -> int:
                 async with open_run(options, follow=wakeup, must_exist=False) as run:
                     if last is None:
                         await _warn_if_missing(run)
-                    last = await _read_frame(run)
+                    last = await _read_screen(run)
                     answered()
                     if sys.stdout.isatty() and not options.json and os.environ.get("TERM", "dumb") != "dumb":
                         terminal = terminal or stack.enter_context(_open_terminal(wakeup))
@@ -123,7 +123,7 @@ async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list
         if frame.status.closed is not None:
             return frame
         await wakeup.sleep_until(None)
-        frame = await _read_frame(run)
+        frame = await _read_screen(run)
 
 
 class _Terminal:
@@ -186,7 +186,7 @@ async def _show_on_screen(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Ter
             if heard or began - read_at > max(READ_EVERY, took / READ_SHARE):
                 # Without a limit, a reading would never end in a network that loses large packets.
                 with anyio.move_on_after(max(READ_WITHIN, took * 10)), contextlib.suppress(StoreError):
-                    began, frame = time.monotonic(), await _read_frame(run)
+                    began, frame = time.monotonic(), await _read_screen(run)
                     read_at, heard = time.monotonic(), False
                     took = read_at - began
         now = time.monotonic()
@@ -199,7 +199,7 @@ async def _show_on_screen(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Ter
         heard = heard or not waiting.cancelled_caught
 
 
-async def _read_frame(run: Run) -> Frame:
+async def _read_screen(run: Run) -> Frame:
     status, history, cost = await run.account()
     return Frame(status=status, cost=cost if history.chapters else None)
 
@@ -209,7 +209,7 @@ async def _print_history(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup()) as run:
         _, history, cost = await run.account()
     if options.json:
-        print_text(json.dumps(as_json(run.run_id, history, cost)))
+        print_text(json.dumps(history_as_json(run.run_id, history, cost)))
     elif history.chapters:
         say(*history_text(history), str(cost))
     else:

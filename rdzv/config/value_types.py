@@ -121,7 +121,7 @@ def _name(raw: Any) -> str:
     return name
 
 
-def _names(raw: Any) -> tuple[str, ...]:
+def _parse_names(raw: Any) -> tuple[str, ...]:
     listed = [name.strip() for name in raw.split(",")] if isinstance(raw, str) else raw
     names = tuple(dict.fromkeys(map(_name, listed)))
     if len(names) > NAMES_MOST:
@@ -243,7 +243,7 @@ _IN_A_NAME: Final = f'1 to {NAME_LENGTH_MAX} printable characters without "/"'
 NAME: Final = Kind(f"{_IN_A_NAME}, which separates the parts of a key", _name, "host10")
 NAMES: Final = Kind(
     f"at most {NAMES_MOST} names of nodes, a list or separated by commas, each of {_IN_A_NAME}",
-    _names,
+    _parse_names,
     "gpu-001,gpu-002",
 )
 TEXT: Final = Kind("text that is not empty, in printable characters", _check_text, "rack")

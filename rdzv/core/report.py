@@ -179,8 +179,8 @@ def report(status: RunStatus) -> dict[str, Any]:
             "limit": round(pace.limit, 1),
         },
         "standstill": status.standstill or stands,
-        "stuck": _reasons_by_node(pace.stuck, "why"),
-        "slow": _reasons_by_node(pace.slow, "why"),
+        "stuck": _reason_rows(pace.stuck, "why"),
+        "slow": _reason_rows(pace.slow, "why"),
         "members": [member_report(one) for one in status.members],
         "last_members": [_member_as_json(one, None, "left", unix_time) for one in status.last_members],
         "waiting": [node_id for node_id in status.waiting if node_id not in status.spares],
@@ -203,7 +203,7 @@ def report(status: RunStatus) -> dict[str, Any]:
         "attributes": {node_id: _as_json(dict(each)) for node_id, each in status.attributes.items()},
         "banned": [{"node_id": node_id, **ban_report(one)} for node_id, one in status.banned.items()],
         "banned_where": [{"where": where, **ban_report(one)} for where, one in status.banned_where.items()],
-        "unfit": _reasons_by_node(status.unfit, "reason"),
+        "unfit": _reason_rows(status.unfit, "reason"),
         "accused": [{"node_id": node_id, "by": by, "why": why} for node_id, by, why in status.accused],
         "draining": [
             {"node_id": node_id, "seconds_left": round(left, 1), "until": unix_time(-left), "reason": reason}
@@ -226,7 +226,7 @@ def _pick_fields(noun: object, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(noun, name) for name in names}
 
 
-def _reasons_by_node(reasons: Mapping[str, str], called: str) -> list[dict[str, str]]:
+def _reason_rows(reasons: Mapping[str, str], called: str) -> list[dict[str, str]]:
     return [{"node_id": node_id, called: reason} for node_id, reason in reasons.items()]
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from store.records import Record
 
 VERSION: Final = 1
-"""The version of `as_json`'s result; it increases when a field is removed or changes its meaning."""
+"""The version of `history_as_json`'s result; it increases when a field is removed or changes its meaning."""
 
 
 def utc_time(at: float | None) -> str:
@@ -66,7 +66,7 @@ def _names_in_words(chapter: Chapter, node_ids: Sequence[str], count: int) -> st
     return ", ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
 
 
-def as_json(run_id: str, history: History, cost: Account) -> dict[str, Any]:
+def history_as_json(run_id: str, history: History, cost: Account) -> dict[str, Any]:
     """Return the history as JSON types; `docs/history.schema.json` describes the fields."""
     return {
         "version": VERSION,

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from rdzv.core.live.changes import server_sent_event
 from rdzv.core.report import account
-from rdzv.display.history import as_json, timeline
+from rdzv.display.history import history_as_json, timeline
 from rdzv.display.pages import live_page
 from rdzv.http.access_rules import access_rules_for
 from rdzv.http.listening import health, serve_routes
@@ -108,7 +108,7 @@ class _MonitoringPages:
         history, now = await self.runs.history(run_id)
         if request.path.endswith("/timeline"):
             return web.json_response(timeline(run_id, history, now=now))
-        return web.json_response(as_json(run_id, history, account(run_id, history, now=now)))
+        return web.json_response(history_as_json(run_id, history, account(run_id, history, now=now)))
 
     async def _stream_events(self, request: web.Request) -> web.StreamResponse:
         if self._listeners >= LISTENERS_MOST:

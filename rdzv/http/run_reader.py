@@ -135,7 +135,7 @@ class RunReader:
         live = []
         for at in range(0, len(unknown), COUNTED_AT_ONCE):
             some = unknown[at : at + COUNTED_AT_ONCE]
-            nodes = await run_together(*(self._client.count(self._keys_of(id).nodes) for id in some))
+            nodes = await run_together(*(self._client.count(self._key_names(id).nodes) for id in some))
             for id, count in zip(some, nodes, strict=True):
                 summary = (await self.followed.refresh_run(id)).summary() if count else None
                 if summary is not None and any(summary[name] for name in ("members", "waiting", "spares")):
@@ -156,7 +156,7 @@ class RunReader:
 
     async def page_state(self, run_id: str) -> dict[str, Any] | None:
         """Return one run for the page, without values that time alone changes; None if the run does not exist."""
-        if not await self._client.count(self._keys_of(run_id).root):
+        if not await self._client.count(self._key_names(run_id).root):
             return None
         return await self._cached(f"{run_id}/", partial(self._read_page_state, run_id))
 
@@ -166,14 +166,14 @@ class RunReader:
     async def history(self, run_id: str) -> tuple[History, float]:
         """Return a run's history and the present time on its clock; raise `NoSuchRun` if the run does not exist."""
         await self._check_exists(run_id)
-        run = Run(self._client, self._keys_of(run_id))
+        run = Run(self._client, self._key_names(run_id))
         return await run.whole_history(), await run.time_of_day()
 
     async def _check_exists(self, run_id: str) -> None:
-        if not await self._client.count(self._keys_of(run_id).root):
+        if not await self._client.count(self._key_names(run_id).root):
             raise NoSuchRun(run_id)
 
-    def _keys_of(self, run_id: str) -> Keys:
+    def _key_names(self, run_id: str) -> Keys:
         return Keys(self._prefix, run_id)
 
 

@@ -232,13 +232,13 @@ class BlockingStream(Generic[T]):
         if stream is None:
             raise RendezvousStateError("changes are read in `with handler.changes() as changes:`")
 
-        async def read_one() -> None:
+        async def take_next() -> None:
             async with self._turn:
                 with anyio.move_on_after(timeout) as self._reading, contextlib.suppress(StopAsyncIteration):
                     self._taken.append(await anext(stream))
 
         if not self._taken:
-            self._call(read_one())
+            self._call(take_next())
         item = self._taken[0] if self._taken else None
         del self._taken[:1]  # delete last: a signal handler that raises before must not lose the item
         return item

@@ -99,7 +99,7 @@ class SimulatedJournal(Journal):
 
     coordination_rate_limit = write_bytes_max
 
-    def _database_growth(self) -> int:
+    def _measure_growth(self) -> int:
         return 0
 
     def _open_read_only(self) -> sqlite3.Connection:

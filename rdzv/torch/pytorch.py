@@ -222,7 +222,7 @@ def is_stopping_workers(thread: int) -> bool:
     return any(one.f_code.co_name == "close" and one.f_globals.get("__name__") == _PROCESSES for one in frames)
 
 
-def ignore_signals_if(is_repeated: Callable[[int], bool]) -> None:
+def patch_to_ignore_signals(is_repeated: Callable[[int], bool]) -> None:
     """Let PyTorch's signal handler, which PyTorch installs when it starts workers, ignore repeated signals."""
     functions = vars(sys.modules[_PROCESSES])
     handle = functions.get("_terminate_process_handler")

@@ -120,7 +120,7 @@ class Plan:
         return frozenset(each.lease for each in self.operations if isinstance(each, Put) and each.lease)
 
 
-def normalize(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
+def as_write(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
     """Return a write in its normal form, or raise `StoreUsageError` or `LimitExceeded`."""
     match request:
         case Transact(when=when, then=then, otherwise=otherwise):

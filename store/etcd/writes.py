@@ -18,7 +18,7 @@ from store.etcd import leases
 from store.etcd.codec import Failure, NoSpace, entry_in
 from store.etcd.receipts import HANG_UP_WITHIN
 from store.etcd.rpc.grpc_import import etcd_pb2 as pb
-from store.etcd.transactions import FENCED, answer, fence, normalize, plan_write, recovery_reads, result_of, transaction
+from store.etcd.transactions import FENCED, answer, as_write, fence, plan_write, recovery_reads, result_of, transaction
 from store.messages import Get, Put, Transact, TransactionResult
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class WriteAttempts:
         chosen = request.grants if isinstance(request, Transact) else ()
         self._to_grant = {grant.id: grant.ttl for grant in chosen if grant.id}
         self._passing: set[int] = set()  # ids of the leases made here, one per put with a `ttl`
-        write = normalize(request, guard)
+        write = as_write(request, guard)
         puts = [each.lease for each in (*write.then, *write.otherwise) if isinstance(each, Put) and each.lease]
         own = (lease for lease in puts if lease in self._to_grant or lease == receipts.writers_lease)
         self._own_lease = next(own, None)
@@ -185,12 +185,12 @@ class WriteAttempts:
         plain = body["success"][0].get("request_delete_range") if len(body["success"]) == 1 else None
         method, fields = ("KV/DeleteRange", plain) if plain and not plan.rests_on else ("KV/Txn", body)
 
-        def once() -> Fields:
+        def fields_if_certain() -> Fields:
             if self._doubt.any:
                 raise ConnectionLost(f"an answer by {self._members.name} was lost", maybe_applied=True)
             return fields
 
-        reply = await self._ask_members(method, once)
+        reply = await self._ask_members(method, fields_if_certain)
         if method == "KV/DeleteRange":
             responses = [pb.ResponseOp(response_delete_range=reply)]
         elif reply.succeeded:

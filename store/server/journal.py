@@ -379,12 +379,12 @@ class Journal:
 
     def _check_disk_room(self, beside: int) -> None:
         """Raise SQLITE_FULL if the disk lacks room to empty the log, and for `beside` bytes more."""
-        if not self._reserve.allocate(self._database_growth() + beside):
+        if not self._reserve.allocate(self._measure_growth() + beside):
             error = sqlite3.OperationalError("database or disk is full")
             error.sqlite_errorcode = sqlite3.SQLITE_FULL
             raise error
 
-    def _database_growth(self) -> int:
+    def _measure_growth(self) -> int:
         """Return by how many bytes the log, with the current transaction, will enlarge the database."""
         assert self._database is not None, "the writer runs on an open file"
         (pages,) = self._database.execute("PRAGMA page_count").fetchone()
@@ -423,7 +423,7 @@ class Journal:
         try:
             (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
             (pages,) = self._database.execute("PRAGMA page_count").fetchone()
-            self._database_growth()
+            self._measure_growth()
             spare = free - (0 if self.short_of_room else max(FREE_PAGES_KEPT, pages // 4))
             anew = spare > 0 and pages - free <= PAGES_WRITTEN_ANEW and not self.short_of_room
             if anew:
@@ -435,7 +435,7 @@ class Journal:
             if (self.short_of_room and full) or (not self._untidy and (spare > 0 or full)):
                 self._database.execute("PRAGMA busy_timeout=0")  # waiting for a reader would delay the next group
                 self._checkpoint_wal()
-                self._database_growth()
+                self._measure_growth()
         except (sqlite3.Error, OSError) as error:  # retried after the next write, or in 1 s if `short_of_room`
             log.debug("%s could not be made smaller: %s", self._path, error)
             self._untidy = False

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 import store
-from rdzv.bootstrap_check import ReachVerdict, find_bootstrap_problem, listen_for_members, reach_verdict
+from rdzv.bootstrap_check import ReachVerdict, find_bootstrap_problem, judge_reach, listen_for_members
 from rdzv.core.round import Round
 from tests.support.processes import free_port, start_python
 
@@ -27,16 +27,16 @@ from tests.support.processes import free_port, start_python
 def test_missing_members_are_left_out_if_most_came_and_enough_remain(
     missing: list[int], size: int, needed: int, left_out: tuple[int, ...]
 ) -> None:
-    assert reach_verdict("why", missing, size=size, needed=needed, again=False).left_out == left_out
+    assert judge_reach("why", missing, size=size, needed=needed, again=False).left_out == left_out
 
 
 def test_of_two_the_second_is_left_out_once_each_has_been_rank_0() -> None:
-    assert reach_verdict("why", [1], size=2, needed=1, again=True).left_out == (1,)
-    assert reach_verdict("why", [1], size=2, needed=2, again=True).left_out == ()
+    assert judge_reach("why", [1], size=2, needed=1, again=True).left_out == (1,)
+    assert judge_reach("why", [1], size=2, needed=2, again=True).left_out == ()
 
 
 def test_a_verdict_is_packed_and_unpacked() -> None:
-    verdict = reach_verdict("n3 did not come", [3], size=4, needed=2, again=False)
+    verdict = judge_reach("n3 did not come", [3], size=4, needed=2, again=False)
     assert ReachVerdict.unpack(verdict.pack()) == verdict
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.bootstrap_check import WITHIN, ReachVerdict, check_reachability, is_reachable, reach_verdict
+from rdzv.bootstrap_check import WITHIN, ReachVerdict, check_reachability, is_reachable, judge_reach
 from rdzv.core.absent import node_label
 from rdzv.core.decision import JoinClock, Joiner, KeepWaiting, RunClosed, next_act_of
 from rdzv.core.round import Participant, Round
@@ -329,7 +329,7 @@ class Joining:
         with anyio.move_on_after(HEARD_WITHIN), contextlib.suppress(StoreError, RendezvousStateError):
             if rank == 0:
                 needed = part.agreed.rules.needed
-                said = reach_verdict(problem, missing, size=round.size, needed=needed, again=part.unreached)
+                said = judge_reach(problem, missing, size=round.size, needed=needed, again=part.unreached)
                 lease = await link.run_lease()
                 unchanged = when.mod_revision(part.keys.round) == round.revision
                 result = await link.store.transact(when=(unchanged,), then=(Put(key, said.pack(), lease=lease.id),))

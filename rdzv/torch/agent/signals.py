@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.display.standard_error import flush_errors
-from rdzv.torch.pytorch import SignalException, ignore_signals_if
+from rdzv.torch.pytorch import SignalException, patch_to_ignore_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ class EndSignals:
         """Handle the signals, in the main thread; with `instead_of_others`, replace other handlers."""
         if threading.current_thread() is threading.main_thread():
             if not instead_of_others:
-                ignore_signals_if(self._is_repeated)
+                patch_to_ignore_signals(self._is_repeated)
             for number in ENDING:
                 if instead_of_others or signal.getsignal(number) in UNHANDLED:
                     signal.signal(number, self._handle)

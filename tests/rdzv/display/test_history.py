@@ -8,7 +8,7 @@ import jsonschema
 
 from rdzv.core.history import CHAPTERS_MOST, Chapter, EarlierRounds, History, Incident, TimeSpent, pack_history
 from rdzv.core.report import account, long_duration
-from rdzv.display.history import as_json, history_text, timeline
+from rdzv.display.history import history_as_json, history_text, timeline
 from rdzv.display.pages import timeline_page
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "history.schema.json").read_text(encoding="utf-8"))
@@ -110,7 +110,7 @@ def test_an_open_run_is_counted_until_now_and_its_waits_are_no_training() -> Non
 
 def test_the_json_conforms_to_the_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    plain = json.loads(json.dumps(as_json("job", STORY, account("job", STORY))))
+    plain = json.loads(json.dumps(history_as_json("job", STORY, account("job", STORY))))
     jsonschema.validate(plain, SCHEMA)
     assert set(plain) == set(SCHEMA["required"]) == set(SCHEMA["properties"])
     assert plain["cost"]["training"] == 34.0

@@ -12,8 +12,8 @@ from store.etcd.transactions import (
     Plan,
     Receipt,
     Write,
+    as_write,
     fence,
-    normalize,
     plan_write,
     recovery_reads,
     result_of,
@@ -80,7 +80,7 @@ def test_reads_of_a_transaction_include_the_value_where_it_is_needed() -> None:
 
 
 def test_a_write_and_its_fence_rest_on_the_receipt_and_leave_it_changed() -> None:
-    plan = plan_write(normalize(Put("b", b""), (when.exists("a"),)), None)
+    plan = plan_write(as_write(Put("b", b""), (when.exists("a"),)), None)
     for body, conditions in (
         (transaction(plan, RECEIPT, [range_of("a")], hidden=HIDDEN), 2),
         (fence(RECEIPT, [range_of("a")]), 1),
@@ -94,7 +94,7 @@ def test_a_write_and_its_fence_rest_on_the_receipt_and_leave_it_changed() -> Non
 
 
 def test_a_deletion_of_everything_leaves_receipts_alone() -> None:
-    body = transaction(plan_write(normalize(DeletePrefix(prefix=""), ()), None), RECEIPT, [], hidden=HIDDEN)
+    body = transaction(plan_write(as_write(DeletePrefix(prefix=""), ()), None), RECEIPT, [], hidden=HIDDEN)
     spans = [(each["key"], each["range_end"]) for each in (it["request_delete_range"] for it in body["success"][1:])]
     assert spans == [(b"\0", b"rec/"), (b"rec0", b"\0")]
 
@@ -122,4 +122,4 @@ def test_a_lost_answer_is_rebuilt_from_the_store_at_that_revision() -> None:
 def test_impossible_requests_are_refused() -> None:
     for request in (Get("a"), Transact(when=(), then=(Put("a", b""), Delete("a"))), Put("", b"")):
         with pytest.raises(StoreUsageError):
-            normalize(request, ())
+            as_write(request, ())
