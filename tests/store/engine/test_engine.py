@@ -13,18 +13,13 @@ from store.messages import (
     Delete,
     Done,
     FailureKind,
-    Figures,
     Get,
     Grant,
     Guarded,
     KeepAlive,
-    Operation,
-    Ping,
-    Pong,
     Put,
     Request,
     Revoke,
-    Stats,
     TimeToLive,
     Transact,
     Wait,
@@ -33,7 +28,7 @@ from store.messages import (
 )
 from tests.support.by_hand import Desk
 
-USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
+USAGE, LIMIT, LEASE, *_ = FailureKind
 
 
 class Dance(Request[Done]):
@@ -75,42 +70,6 @@ def test_a_sum_stays_within_64_bits(sign: int) -> None:
     assert desk.ask(Get("a")).entry.value == b"%d" % most
 
 
-def test_ping_and_stats_answer_from_the_revision_there_is() -> None:
-    desk = Desk()
-    desk.ask(Put("a", b"", ttl=5.0))
-    desk.ask(Watch(prefix=""))
-    desk.ask(Wait(keys=("b",)))
-    assert desk.ask(Ping()) == Pong(revision=1)
-    stats = desk.ask(Stats())
-    assert isinstance(stats, Figures)
-    expected = {"revision": 1, "keys": 1, "leases": 1, "watches": 1, "waits": 1, "sessions": 1, "requests": 5}
-    assert expected.items() <= stats.figures.items()
-    assert stats.figures["store_id"] == "store-1"
-
-
-@pytest.mark.parametrize(
-    ("refused", "kind"),
-    [
-        (Put("b", b"", lease=99), LEASE),
-        (Put("b", b"", ttl=1.0, lease=99), USAGE),
-        (Put("b", b"", ttl=0.0), USAGE),
-        (Put("", b""), USAGE),
-        (Add("text", 1), USAGE),
-        (Add("", 1), USAGE),
-        (Append("b", b"12345678901"), LIMIT),
-    ],
-)
-def test_an_operation_that_cannot_be_done_leaves_the_whole_transaction_undone(
-    refused: Operation, kind: FailureKind
-) -> None:
-    desk = Desk(value_bytes_max=10)
-    desk.ask(Put("text", b"text"))
-    desk.ask(Watch(prefix=""))
-    before = desk.fingerprint()
-    assert desk.fails(Transact(when=(), then=(Put("a", b""), Delete("a2"), refused))).kind is kind
-    assert desk.fingerprint() == before
-
-
 def test_messages_show_the_beginning_of_long_values() -> None:
     desk = Desk()
     refused = desk.fails(Guarded(when=(when.value("k" * 10**6) == b"v" * 10**6,), request=Delete("a")))
@@ -120,15 +79,6 @@ def test_messages_show_the_beginning_of_long_values() -> None:
     assert len(desk.fails(CompareAndSet(key="k" * 10**6, value=b"")).message) < 200
     twice = Transact(when=(), then=(Delete("k" * 10**6), Delete("k" * 10**6)))
     assert len(desk.fails(twice).message) < 200
-
-
-def test_a_refusal_is_answered_again_too_even_if_it_would_now_succeed() -> None:
-    desk = Desk()
-    refused = desk.ask(Guarded(when=(when.exists("a"),), request=Put("b", b"")), request_id=1, acknowledged=0)
-    desk.ask(Put("a", b""), peer=2)
-    again = desk.ask(Guarded(when=(when.exists("a"),), request=Put("b", b"")), request_id=1, acknowledged=0)
-    assert again == refused
-    assert desk.keys() == ["a"]
 
 
 def test_a_lease_that_is_granted_again_after_a_reconnect_is_kept_by_the_new_connection() -> None:
@@ -153,25 +103,6 @@ def test_a_lease_that_lapsed_before_it_was_granted_again_is_gone() -> None:
     desk.connect(2, session=b"s" * 16)
     assert desk.ask(Grant(ttl=10.0, disconnect_ttl=1.0), peer=2, request_id=1, acknowledged=0) == granted
     assert desk.fails(KeepAlive(lease=granted.lease), peer=2).kind is LEASE
-
-
-def test_kept_replies_count_the_values_that_they_hold() -> None:
-    desk = Desk(session_replies_bytes_max=10_000)
-    desk.ask(Put("a", bytes(20_000)), request_id=1, acknowledged=0)
-    lost = CompareAndSet(key="a", value=b"", expected_revision=0)
-    assert not desk.ask(lost, request_id=2, acknowledged=0).succeeded
-    assert desk.ask(lost, request_id=3, acknowledged=0).kind is LIMIT
-    assert not desk.ask(lost, request_id=3, acknowledged=2).succeeded
-    read = Transact(when=(), then=(Get("a"), Get("b"), Delete("c")))
-    assert desk.ask(read, request_id=4, acknowledged=3).succeeded
-    assert desk.ask(read, request_id=5, acknowledged=3).kind is LIMIT
-
-
-def test_existing_keys_may_be_rewritten_in_a_full_store() -> None:
-    desk = Desk(keys_max=1, stored_bytes_max=310)
-    desk.ask(Put("a", b"123456789"))
-    assert desk.ask(Put("a", b"987654321")) == Written(revision=2)
-    assert desk.ask(Put("a", b"")) == Written(revision=3)
 
 
 def test_a_store_that_is_fuller_than_its_limits_now_allow_can_be_emptied() -> None:

@@ -11,40 +11,23 @@ from store.engine.engine import Engine
 from store.engine.leases import LOOK_AGAIN_AFTER
 from store.messages import (
     CHOSEN_LEASE_LEAST,
-    Add,
-    Append,
     CompareAndSet,
     Create,
     Delete,
-    DeletePrefix,
-    Failed,
     FailureKind,
     Get,
     Grant,
     KeepAlive,
     Put,
-    Request,
     Revoke,
     Stats,
     TimeToLive,
     Transact,
-    TransactionResult,
 )
-from tests.support.by_hand import LOOK_EVERY, Desk, entry
+from tests.support.by_hand import LOOK_EVERY, Desk
 from tests.support.stores import process_id_of
 
-USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
-
-
-@pytest.mark.parametrize("request_", [Delete("a"), Put("a", b""), Put("a", b"", ttl=50.0), DeletePrefix(prefix="")])
-def test_the_lease_of_a_put_with_ttl_ends_with_its_key(request_: Request[Any]) -> None:
-    desk = Desk()
-    desk.ask(Put("a", b"", ttl=1.0))
-    first = desk.ask(Get("a")).entry.lease
-    desk.ask(request_)
-    assert desk.fails(TimeToLive(lease=first)).kind is LEASE
-    desk.pass_time(2.0)
-    assert desk.engine.revision == 2
+USAGE, *_ = FailureKind
 
 
 def test_a_key_put_with_ttl_may_keep_its_own_lease_but_lends_it_to_no_other() -> None:
@@ -84,44 +67,6 @@ def test_a_transaction_grants_the_leases_that_it_puts_keys_on_and_no_others() ->
     again = desk.ask(Transact(when=(), then=(Put("c", b"3", lease=CHOSEN),), grants=grants[:1]))
     assert again.succeeded
     assert desk.ask(TimeToLive(lease=CHOSEN)).remaining == pytest.approx(0.4), "one that is there stays as it is"
-
-
-@pytest.mark.parametrize("rewrite", [Add("a", 2, lease=CHOSEN), Append("a", b"2", lease=CHOSEN)])
-def test_a_lease_for_a_key_that_is_there_already_is_neither_granted_nor_missed(rewrite: Add | Append) -> None:
-    """The key keeps its state, so the lease is neither granted nor required. The transaction failed, because it named a
-    lease that it had not granted.
-    """
-    desk = Desk()
-    desk.ask(Put("a", b"1"))
-    done = desk.ask(Transact(when=(), then=(rewrite,), grants=(Grant(ttl=1.0, id=CHOSEN),)))
-    assert isinstance(done, TransactionResult)
-    assert desk.ask(Stats()).figures["leases"] == 0
-    assert desk.ask(Get("a")).entry == entry("a", b"3" if isinstance(rewrite, Add) else b"12", 1, 2)
-    assert desk.ask(rewrite).revision == 3, "nor is it missed outside a transaction"
-
-
-@pytest.mark.parametrize(
-    ("transact", "kind"),
-    [
-        (Transact(when=(), then=(Put("a", b"", lease=CHOSEN),)), LEASE),
-        (Transact(when=(), then=(Put("a", b"", lease=7),), grants=(Grant(ttl=1.0, id=7),)), USAGE),
-        (Transact(when=(), then=(Put("a", b"", lease=CHOSEN),), grants=(Grant(ttl=-1.0, id=CHOSEN),)), USAGE),
-        (Transact(when=(), then=(Put("a", b"", lease=CHOSEN),), grants=(Grant(ttl=1.0, id=CHOSEN),) * 2), USAGE),
-        (
-            Transact(when=(), then=(Put("a", b"", lease=CHOSEN), Put("", b"")), grants=(Grant(ttl=1.0, id=CHOSEN),)),
-            USAGE,
-        ),
-        (Create("a", b""), USAGE),
-        (Grant(ttl=1.0, id=CHOSEN), USAGE),
-    ],
-)
-def test_a_grant_that_makes_no_sense_is_refused_and_leaves_nothing(transact: Request[Any], kind: FailureKind) -> None:
-    desk = Desk()
-    failed = desk.ask(transact)
-    assert isinstance(failed, Failed)
-    assert failed.kind is kind
-    figures = desk.ask(Stats()).figures
-    assert (figures["leases"], figures["keys"], figures["revision"]) == (0, 0, 0)
 
 
 def leased(desk: Desk, ttl: float, *, disconnect_ttl: float | None = None, peer: int = 1) -> int:
@@ -170,17 +115,6 @@ def test_a_lease_whose_keeper_was_not_heard_out_is_looked_at_again() -> None:
     desk.take(desk.engine.tick(now=desk.now, unheard={1: 1.0}))
     assert desk.keys() == [f"on {lease}"], "for as long as it waits"
     desk.pass_time(LOOK_AGAIN_AFTER)
-    assert desk.keys() == []
-
-
-def test_reading_a_lease_does_not_keep_it() -> None:
-    """Only a keep-alive counts for "the connection that keeps it", not a question for the time left."""
-    desk = Desk()
-    lease = leased(desk, 10.0, disconnect_ttl=1.0, peer=1)
-    desk.disconnect(1)
-    for _ in range(5):
-        desk.ask(TimeToLive(lease=lease), peer=2)
-        desk.pass_time(0.25)
     assert desk.keys() == []
 
 

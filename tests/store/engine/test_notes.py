@@ -3,18 +3,7 @@
 import pytest
 
 from store.engine.requests import NOTES_AT_ONCE
-from store.messages import (
-    NOTE_BYTES_MAX,
-    Failed,
-    FailureKind,
-    Grant,
-    Granted,
-    KeepAlive,
-    ListNotes,
-    Note,
-    NotePage,
-    Put,
-)
+from store.messages import Grant, Granted, KeepAlive, ListNotes, Note, NotePage, Put
 from tests.support.by_hand import Desk
 
 
@@ -71,11 +60,3 @@ def test_a_page_after_a_key_before_the_prefix_contains_no_foreign_keys() -> None
     for after in ("", "a", "b", "n"):
         assert [one.key for one in notes(desk, "nodes/", after).notes] == ["nodes/a"], after
     assert notes(desk, "nodes/", "x").notes == ()
-
-
-def test_a_note_that_is_too_long_is_refused_and_changes_nothing() -> None:
-    desk = Desk()
-    answer = desk.ask(KeepAlive(lease=granted(desk), note=bytes(NOTE_BYTES_MAX + 1)))
-    assert isinstance(answer, Failed)
-    assert answer.kind is FailureKind.LIMIT
-    assert f"{NOTE_BYTES_MAX + 1} bytes, and at most {NOTE_BYTES_MAX}" in answer.message

@@ -1,6 +1,6 @@
 """The processes that count as dead, given the ends of their connections."""
 
-from store.engine.processes import AT_ONCE, MANY, DisconnectKind, Processes
+from store.engine.processes import AT_ONCE, DisconnectKind, Processes
 
 A, B, C, D = (bytes([letter]) * 16 for letter in b"ABCD")
 
@@ -34,15 +34,6 @@ def test_one_that_says_goodbye_last_or_whose_connection_was_cut_is_not() -> None
     assert dead(processes, 3) == [C]
 
 
-def test_one_of_whose_connections_one_was_cut_is_expected_back_until_it_has_made_another() -> None:
-    processes = several(B, C, D)
-    holding(processes, A, 10, 11)
-    assert dead(processes, 10, DisconnectKind.CUT) == []
-    assert dead(processes, 11) == []
-    processes.note_connected(12, A, previous=None)
-    assert dead(processes, 12) == [A]
-
-
 def test_a_connection_in_the_place_of_another_makes_the_end_of_that_no_news() -> None:
     processes = several(A, B, C)
     processes.note_connected(9, A, previous=1)
@@ -57,22 +48,6 @@ def test_processes_without_a_lease_or_an_id_are_not_judged() -> None:
     processes.note_lease_kept(9, 77)
     assert dead(processes, 8) == dead(processes, 9) == []
     assert len(processes._by_id) == 1
-
-
-def test_many_deaths_at_once_spare_the_first_ones_too() -> None:
-    ids = [bytes([number]) * 16 for number in range(1, 3 * MANY)]
-    processes = several(*ids)
-    fallen = [processes.note_closed(peer, DisconnectKind.DROPPED, now=peer / 1000) for peer in range(1, MANY)]
-    assert [process.id for process in fallen if process and process.died_at is not None] == ids[: MANY - 1]
-    assert dead(processes, MANY, now=MANY / 1000) == []
-    assert {process.died_at for process in fallen if process} == {None}
-
-
-def test_as_many_one_after_the_other_are_not() -> None:
-    ids = [bytes([number]) * 16 for number in range(1, 3 * MANY)]
-    processes = several(*ids)
-    for peer in range(1, MANY + 2):
-        assert dead(processes, peer, now=peer * AT_ONCE) == [ids[peer - 1]]
 
 
 def test_more_than_half_of_a_few_are_many_and_a_single_one_never_is() -> None:
