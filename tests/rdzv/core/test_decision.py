@@ -78,27 +78,6 @@ def test_the_members_of_the_next_round_and_its_time(
 
 
 @pytest.mark.parametrize(
-    ("names", "known"),
-    [pytest.param("xy", 0, id="they waited for the last round to end"), pytest.param("ab", -1, id="the job restarts")],
-)
-def test_if_no_member_that_knew_the_last_round_is_back_the_last_call_is_waited_for(names: str, known: int) -> None:
-    run = round_of("a", "b", "c", needed=2, capacity=4, last_call=30)
-    run.die("a", "b", "c")
-    run.arrive(*names, arrived_after=known)
-    assert until(run) == run.now + 30
-    run.arrive("c")
-    assert run.completes() is not None
-
-
-@pytest.mark.parametrize(("joined", "left"), [("a", None), ("ab", 20.0), ("abc", None), ("abcd", None)])
-def test_a_last_call_runs_from_the_minimum_to_the_full_round(joined: str, left: float | None) -> None:
-    run = HandFed(needed=2, capacity=3, last_call=30.0)
-    run.arrive(*joined)
-    run.now += 10.0
-    assert run.progress.last_call_left == left
-
-
-@pytest.mark.parametrize(
     ("awaited", "passed", "told", "number"),
     [
         (3, 9.9, None, None),
@@ -172,16 +151,6 @@ def test_a_round_whose_rank_0_no_other_host_reaches_is_not_completed() -> None:
     assert isinstance(decision, Wait)
     assert decision.until is None
     assert "node a would be rank 0 at 127.0.0.1, where no other host reaches it" in decision.progress.problem
-
-
-def test_in_a_closed_run_nothing_is_decided() -> None:
-    run = HandFed(needed=1, capacity=1)
-    run.arrive("a")
-    run.closed = True
-    assert isinstance(run.decide(), Wait)
-    assert until(run) is None
-    assert run.progress.phase is Phase.CLOSED
-    assert run.progress.last_call_left is None
 
 
 def test_nothing_is_decided_during_a_reset() -> None:
@@ -289,15 +258,6 @@ def test_nodes_that_the_next_round_would_accept_are_waiting_and_the_others_are_s
     run.play(story)
     last = run.stored[after][0] if isinstance(after, str) else after
     assert (run.progress.waiting, run.progress.spares, run.progress.spares_after) == (waiting, spares, last)
-
-
-def test_below_the_minimum_no_node_is_a_spare() -> None:
-    # Regression: three of four nodes, in units of four, were told that they are spares, so their join timeouts stood
-    # still.
-    run = HandFed(needed=4, capacity=8, unit=4)
-    run.arrive("a", "b", "c")
-    assert (run.progress.spares, run.progress.spares_after) == (0, None)
-    assert run.next_act_of("a") == KeepWaiting(reason="3 of at least 4 nodes", suspended=False)
 
 
 # Decisions keep to the agreed settings.
@@ -653,21 +613,3 @@ def test_until_the_next_round_waiting_nodes_name_the_round_that_was_given_up() -
     run.arrive("c")
     assert run.commit()[0] != "a"
     assert run.progress.given_up == ""
-
-
-def test_of_a_round_that_was_made_smaller_the_members_of_the_lowest_ranks_stay() -> None:
-    run = round_of("a", "b", "c", needed=2, capacity=3)
-    run.arrive("c", "b", "a")
-    run.rules = dataclasses.replace(run.rules, capacity=2)
-    assert run.completes() == ["a", "b"]
-
-
-def test_a_wait_for_the_last_calls_end_ends_with_it() -> None:
-    run = round_of("a", "b", "c", needed=2, capacity=4, last_call=30)
-    run.arrive("a", "b")
-    for later, waits_until in ((0.0, 30.0), (29.9, 30.0), (30.0, None), (31.0, None)):
-        decision = next_round(run.view, run.rules, Head(), now=run.now + later)
-        assert isinstance(decision, Wait)
-        assert decision.until == (waits_until and run.now + waits_until)
-    run.arrive("x", "y")
-    assert until(run) is None, "full: no last call to wait for"

@@ -42,34 +42,6 @@ def test_the_states_of_nodes_after_events(story: str, live: str, waiting: str, l
     )
 
 
-def test_a_successor_knows_that_a_member_left_before_the_agreed_step() -> None:
-    run = round_of("a", "b", "c")
-    run.put("a", NodeRecord(node_id="a", incarnation="1", left=True, stopped=True).pack())
-    run.die("a")
-    assert (run.view.departed, run.view.left_early) == (["a"], False)
-    run.leave("b")
-    assert run.view.left_early
-    run.succeed(Progress.unpack(run.progress.pack()))
-    assert run.view.left_early
-    run.arrive("a", "b", "c")
-    assert run.commit() == ["a", "b", "c"]
-    assert not run.view.left_early, "that was another round"
-
-
-def test_a_completed_round_forgets_the_missing_members_of_the_last() -> None:
-    run = round_of("a", "b", "c", needed=2)
-    run.die("c")
-    run.arrive("a", "b")
-    assert run.commit() == ["a", "b"]
-    assert (run.view.lost, run.view.lost_count, run.view.departed, run.view.departed_count) == ([], 0, [], 0)
-    run.arrive("c", "a")
-    run.die("b")
-    run.now += run.rules.last_call
-    assert run.commit() == ["a", "c"]
-    run.die("c")
-    assert (run.view.lost, run.view.lost_count) == (["c"], 1), "also a node that was missing in an earlier round"
-
-
 def test_a_record_that_becomes_unreadable_counts_as_removed() -> None:
     # Regression: it stayed alive in the view. Every commit named its old revision and was refused, for ever.
     run = HandFed()
@@ -101,27 +73,6 @@ def test_the_next_round_number_is_above_any_that_a_waiting_node_knows() -> None:
 
 
 # The time since which there are enough nodes.
-
-
-def test_enough_since_is_the_time_when_the_minimum_was_reached() -> None:
-    run = HandFed(needed=2)
-    began = []
-    for story in ("arrive a", "arrive b", "arrive c, die c, arrive a", "die a", "arrive d"):
-        run.now += 5
-        run.play(story)
-        began.append(run.view.enough_since)
-    assert began == [None, run.now - 15, run.now - 15, None, run.now]
-
-
-def test_spares_of_a_round_may_be_enough_for_the_next_at_once() -> None:
-    # Regression: it was counted only at the next event, perhaps hours later.
-    run = HandFed(needed=1, capacity=1)
-    run.arrive("a", "b")
-    run.commit()
-    began = run.now
-    run.now += 5
-    run.arrive("c")
-    assert run.view.enough_since == began
 
 
 # Any order of events leads to the same view.
@@ -231,15 +182,6 @@ def test_an_implausible_last_call_begins_again_and_a_running_one_survives_a_rese
     assert run.view.enough_since == began
 
 
-def test_a_member_missing_at_a_takeover_is_lost_unless_it_had_left_or_waits() -> None:
-    run = round_of("a", "b", "c", "d")
-    run.play("leave b, arrive d")
-    said = run.progress
-    run.die("c")
-    run.succeed(said)
-    assert (run.view.departed, run.view.lost, list(run.view.waiting)) == (["b"], ["c"], ["d"])
-
-
 def test_progress_of_another_round_is_not_inherited() -> None:
     run = round_of("a", "b")
     run.succeed(Progress(phase=Phase.TRAINING, round=-1, lost=1, lost_ids=("a",), last_call_left=3.0))
@@ -274,32 +216,12 @@ def test_a_successor_has_a_reason_for_the_loss_of_its_predecessor_and_of_other_m
     assert view.departed == [name for name in "ab" if name not in why]
 
 
-def test_without_causes_from_the_store_a_record_that_disappears_counts_as_expired() -> None:
-    """Regression: on etcd, losses had no reason."""
-    run = HandFed(needed=2, capacity=2, tells_causes=False)
-    run.arrive("a", "b")
-    run.commit()
-    run.die("a")
-    run.leave("b")
-    assert run.view.why == {"a": "nothing was heard of it for its ttl"}
-
-
 def test_a_member_that_is_leaving_at_a_takeover_counts_as_departed() -> None:
     # Regression: its record still existed, marked as leaving, and it was announced as lost.
     run = round_of("a", "b")
     run.put("a", NodeRecord(node_id="a", incarnation="1", left=True).pack())
     run.succeed(None)
     assert (run.view.departed, run.view.lost) == (["a"], [])
-
-
-def test_a_successor_keeps_announced_losses_and_their_order() -> None:
-    run = round_of("a", "b", "c", "d")
-    run.die("c", "a")
-    said = run.progress
-    assert said.lost_ids == ("c", "a")
-    run.arrive("a")
-    run.succeed(said)
-    assert (run.progress.lost, run.progress.lost_ids) == (2, ("c", "a"))
 
 
 def test_unnamed_departures_are_told_from_losses_by_number() -> None:
