@@ -44,6 +44,7 @@ class FullStory(Story):
 
     command, dice = "full", "full story"
     url = "tcp://store/job"
+    node_class: type[Node] = Node
     histories, sessions = (64 * 1024 * 1024, 64 * 1024 * 1024, 4_000, 1_500), (300.0, 300.0, 300.0, 2.5)
 
     def __init__(self, seed: int, seams: Seams, trace: Callable[[str], None] | None) -> None:
@@ -107,7 +108,7 @@ class FullStory(Story):
             return
         self.say(f"{name} starts")
         patience = PATIENCE if self.calm else self.patience
-        self.nodes[name] = Node(self, self.cosmos.process(name), join_timeout=patience, **self.settings)
+        self.nodes[name] = self.node_class(self, self.cosmos.process(name), join_timeout=patience, **self.settings)
 
     def alive(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.alive]

@@ -31,7 +31,7 @@ from rdzv.loop.rounds import Round
 from store.messages import Delete, Event, Request, Transact
 from tests.sim.checker import Committed
 from tests.sim.full_node import DISCONNECT_TTL, KEYS, Fuse
-from tests.sim.full_story import LOOK_EVERY, PATIENCE, PUSHED_WITHIN, FullStory
+from tests.sim.full_story import LOOK_EVERY, PUSHED_WITHIN, FullStory
 from tests.sim.full_troubles import FullTroubles
 from tests.sim.machines import Seams
 from tests.sim.trainer import Trainer
@@ -70,6 +70,7 @@ class TrainingStory(FullStory):
     """
 
     command = "training"
+    node_class = Trainer
     troubles: TrainingTroubles
 
     def __init__(self, seed: int, seams: Seams, trace: Callable[[str], None] | None) -> None:
@@ -103,14 +104,6 @@ class TrainingStory(FullStory):
         needed = max(rules.needed, rules.unit * -(-(BOTH_STUCK + 1) // rules.unit))
         self.rules = self.checker.rules = replace(rules, needed=needed, capacity=needed + rules.capacity - rules.needed)
         self.settings |= {"min_nodes": needed, "max_nodes": self.rules.capacity, "stall_timeout": STALL_TIMEOUT}
-
-    def start(self, name: str) -> None:
-        before = self.nodes.get(name)
-        if before is not None and before.alive:
-            return
-        self.say(f"{name} starts")
-        patience = PATIENCE if self.calm else self.patience
-        self.nodes[name] = Trainer(self, self.cosmos.process(name), join_timeout=patience, **self.settings)
 
     def trainers(self) -> list[Trainer]:
         """Return the live trainers."""
