@@ -22,14 +22,8 @@ LINES_MOST = 100_000
 LINES_IN_AN_ERROR = 200
 LOGGERS = ("rdzv", "store")
 
-NOT_THE_USERS = tuple(
-    f"{folder}/"
-    for folder in (
-        Path(__file__).parents[1],  # the folder of rdzv
-        *(Path(module.__file__ or "").parent for module in (store, anyio)),
-        sysconfig.get_path("stdlib"),
-    )
-)
+FOLDERS = (Path(__file__).parents[1], *(Path(module.__file__ or "").parent for module in (store, anyio)))
+NOT_THE_USERS = ("<frozen ", *(f"{folder}/" for folder in (*FOLDERS, sysconfig.get_path("stdlib"))))
 """The folders of code that is not the user's."""
 
 
