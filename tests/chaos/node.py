@@ -25,7 +25,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -119,7 +119,8 @@ async def live(url: str, name: str) -> None:
                 except rdzv.RendezvousError:
                     say_in(info, None)
                 while not changed.is_set():
-                    await write(info)
+                    with outcome_said(info.round) as value:
+                        await info.store.set(f"by/{info.rank}", value)
                     if _must_count.is_set():
                         say_counted(await handler.change_tally(one_more))
                     with contextlib.suppress(TimeoutError):
@@ -129,17 +130,18 @@ async def live(url: str, name: str) -> None:
             listening.cancel()
 
 
-async def write(info: rdzv.RendezvousInfo) -> None:
-    """Write to the round's store, and a line about the outcome."""
+@contextlib.contextmanager
+def outcome_said(round: int) -> Iterator[str]:
+    """Write a line about the outcome of a write to the round's store; yield the value to write."""
     began = time.monotonic()
     try:
-        await info.store.set(f"by/{info.rank}", str(began))
+        yield str(began)
     except rdzv.RoundSupersededError:
-        say("fenced", round=info.round)
+        say("fenced", round=round)
     except rdzv.RendezvousError as error:
         say("error", error=str(error))
     else:
-        say_wrote(info.round, began)
+        say_wrote(round, began)
 
 
 def live_blocking(url: str, name: str) -> None:
@@ -169,24 +171,12 @@ def live_blocking(url: str, name: str) -> None:
             except rdzv.RendezvousError:
                 say_in(info, None)
             while not changed.is_set() and not handler.num_nodes_changed():
-                write_blocking(info)
+                with outcome_said(info.round) as value:
+                    info.store.set(f"by/{info.rank}", value)
                 if _must_count.is_set():
                     say_counted(handler.change_tally(one_more))
                 changed.wait(WRITES_EVERY)
             say("leaving", round=round)
-
-
-def write_blocking(info: rdzv.sync.RendezvousInfo) -> None:
-    """Write to the round's store, and a line about the outcome."""
-    began = time.monotonic()
-    try:
-        info.store.set(f"by/{info.rank}", str(began))
-    except rdzv.RoundSupersededError:
-        say("fenced", round=info.round)
-    except rdzv.RendezvousError as error:
-        say("error", error=str(error))
-    else:
-        say_wrote(info.round, began)
 
 
 def main(url: str, name: str, twin: str) -> None:
