@@ -78,6 +78,19 @@ def test_the_members_of_the_next_round_and_its_time(
 
 
 @pytest.mark.parametrize(
+    ("names", "known"),
+    [pytest.param("xy", 0, id="they waited for the last round to end"), pytest.param("ab", -1, id="the job restarts")],
+)
+def test_if_no_member_that_knew_the_last_round_is_back_the_last_call_is_waited_for(names: str, known: int) -> None:
+    run = round_of("a", "b", "c", needed=2, capacity=4, last_call=30)
+    run.die("a", "b", "c")
+    run.arrive(*names, arrived_after=known)
+    assert until(run) == run.now + 30
+    run.arrive("c")
+    assert run.completes() is not None
+
+
+@pytest.mark.parametrize(
     ("awaited", "passed", "told", "number"),
     [
         (3, 9.9, None, None),

@@ -105,6 +105,13 @@ def test_a_lease_that_lapsed_before_it_was_granted_again_is_gone() -> None:
     assert desk.fails(KeepAlive(lease=granted.lease), peer=2).kind is LEASE
 
 
+def test_existing_keys_may_be_rewritten_in_a_full_store() -> None:
+    desk = Desk(keys_max=1, stored_bytes_max=310)
+    desk.ask(Put("a", b"123456789"))
+    assert desk.ask(Put("a", b"987654321")) == Written(revision=2)
+    assert desk.ask(Put("a", b"")) == Written(revision=3)
+
+
 def test_a_store_that_is_fuller_than_its_limits_now_allow_can_be_emptied() -> None:
     """For example a store that was started again with lower limits."""
     desk = Desk()
