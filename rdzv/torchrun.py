@@ -27,9 +27,9 @@ def create_handler(parameters: Any) -> Any:
 
 def main() -> None:
     """Run torchrun with this backend registered."""
-    from store.net.standard_streams import open_standard_streams
+    from store.net.standard_streams import reserve_standard_streams
 
-    open_standard_streams(for_command=True)
+    reserve_standard_streams(for_command=True)
     try:
         from torch.distributed import run
     except ImportError as error:

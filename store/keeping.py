@@ -145,12 +145,12 @@ class KeptLeases:
         await run_together(*(lease.release() for lease in self.kept))
 
     def add_lease(self, lease: HeldLease) -> None:
-        """Start to keep a lease."""
+        """Add a lease, which its own task renews."""
         self.note_answer()
         self.kept[lease] = None
 
     def remove_lease(self, lease: HeldLease) -> bool:
-        """Stop keeping a lease; return True if it was kept."""
+        """Remove a lease; return True if it was kept."""
         was_kept = lease in self.kept
         self.kept.pop(lease, None)
         if not self.kept:

@@ -140,14 +140,14 @@ class Credentials:
         return context
 
 
-class _FullPath(str):
+class _CredentialPath(str):
     """The full path of a file; its repr, which messages show, is the path as given."""
 
     __slots__ = ("given",)
     given: str
 
     @classmethod
-    def from_given(cls, path: str) -> _FullPath:
+    def from_given(cls, path: str) -> _CredentialPath:
         full = cls(os.path.abspath(path))  # `abspath` keeps symbolic links, by which a mounted secret is renewed
         full.given = path
         return full
@@ -159,7 +159,7 @@ class _FullPath(str):
 def resolve_file_settings(settings: Settings) -> Settings:
     """Return the settings with `expected_file`'s nodes in `expected`, and full paths: the program may `chdir`."""
     given = {name: path for name in PATHS if (path := getattr(settings, name)) is not None}
-    full: dict[str, Any] = {name: _FullPath.from_given(path) for name, path in given.items()}
+    full: dict[str, Any] = {name: _CredentialPath.from_given(path) for name, path in given.items()}
     settings = replace(settings, **full)
     path = settings.expected_file
     if path is None:

@@ -34,7 +34,7 @@ class EndKind(Enum):
     FAILED = "failed"  # another member has reported that its work failed
     DROPPED = "dropped"  # this node is no longer in the round
     CLOSED = "closed"
-    AGREED = "agreed"  # all members leave before the same step
+    AGREED = "agreed"  # without a fault: all members leave before the same step, or at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ T = TypeVar("T")
 PROSE_BYTES_MOST: Final = 2000  # limit of one text, as every node may receive it
 
 
-def valid_text(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
+def clean_text(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
     """Return the text in valid UTF-8, cut to at most `most` bytes."""
     if len(text) <= most and text.isascii():
         return text
@@ -44,14 +44,14 @@ def valid_text(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
 
 
 def check_text(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> str:
-    """Return a user's text as `valid_text` does; raise `RendezvousSettingsError` if it is no string."""
+    """Return a user's text as `clean_text` does; raise `RendezvousSettingsError` if it is no string."""
     if not isinstance(given, str):
         raise RendezvousSettingsError(f"{name}={brief(given)} must be text (str)")
-    return valid_text(given, most=most)
+    return clean_text(given, most=most)
 
 
-Prose = Annotated[str, ConvertedText(valid_text)]
-"""The type of a text field, which `valid_text` cuts."""
+Prose = Annotated[str, ConvertedText(clean_text)]
+"""The type of a text field, which `clean_text` cuts."""
 
 
 class Stored(Record):

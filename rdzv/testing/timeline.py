@@ -186,7 +186,7 @@ class Host(asyncio.BaseEventLoop):
         return self.create_task(work, name=name)
 
     def pause(self) -> None:
-        """Stop this process."""
+        """Suspend this process, as SIGSTOP does."""
         self.paused = True
 
     def resume(self) -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 
 
-def open_standard_streams(*, for_command: bool = False) -> None:
+def reserve_standard_streams(*, for_command: bool = False) -> None:
     """Open closed descriptors 0, 1, 2 on `/dev/null`; `for_command` also replaces the stream objects."""
     # Let the system choose the number: another thread may take a free number meanwhile.
     with contextlib.suppress(OSError):
@@ -28,4 +28,4 @@ def open_before_uvloop(loop: object) -> None:
     """Open closed standard streams before a uvloop gets a socket."""
     uvloop = sys.modules.get("uvloop")
     if uvloop is not None and isinstance(loop, uvloop.Loop):
-        open_standard_streams()
+        reserve_standard_streams()

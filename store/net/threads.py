@@ -23,7 +23,7 @@ import anyio
 
 from store.net.callers import reject_green_threads
 from store.net.dialing import exhausted_limit
-from store.net.standard_streams import open_standard_streams
+from store.net.standard_streams import reserve_standard_streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -92,7 +92,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
     import uvloop
 
-    open_standard_streams()
+    reserve_standard_streams()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
 

@@ -10,7 +10,6 @@ RECORDINGS = recordings()
 BYTES_MOST = 900_000
 
 
-@pytest.mark.some_of(20)
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_behaviour_is_as_recorded(name: str) -> None:
     if difference := compare(name, RECORDINGS[name]()):

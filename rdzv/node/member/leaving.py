@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 HAND_OVER_WITHIN = 0.5  # seconds that a departing coordinator waits until its departure is reported
 HAND_OVER_TRIPS = 2  # round trips added to `HAND_OVER_WITHIN`: the report, and its delivery
-WITHDRAW_TRIPS = 4  # round trips of a withdrawal: two writes, and the report of the departure
+WITHDRAW_TRIPS = 2 + HAND_OVER_TRIPS  # round trips of a withdrawal: two writes, and these
 
 
 async def announce_store_move(part: NodeState, link: StoreSession, *, after: float = 0.0) -> None:
