@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
-POLL_EVERY: Final = 0.1  # seconds between checks whether clients are connected, or the start is given up
+POLL_EVERY: Final = 0.1  # seconds between checks for connected clients and, at the start, for `gives_up`
 ENDS_WITHIN: Final = 15.0  # seconds for an answer, and to end, before SIGKILL; a server ends within 10
 HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix", "limits", "min_nodes", "close_timeout")
 # Full paths, and the folder of this package: `sys.path` may have relative ones, and the program may `chdir`.

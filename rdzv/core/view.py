@@ -94,7 +94,7 @@ class View:
         self.live: set[str] = set()  # the members still in the last round
         self.waiting: dict[str, NodeRecord] = {}  # in order of arrival
         self.left_out: dict[str, NodeRecord] = {}  # waiting nodes that did not reach the last round's rank 0
-        self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes that gave up a round
+        self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes whose last round failed its test of rank 0
         self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach some rank 0
         self.left_early: bool = False  # True: a member left neither at the agreed step nor after its body
         self.why_lost: dict[str, str] = {}  # why members were expelled, set before the deletion is folded

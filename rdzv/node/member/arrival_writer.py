@@ -124,7 +124,7 @@ class ArrivalWriter:
     ) -> tuple[TransactionResult, float]:
         """Write a record in place of the one with the `expected` revision; 0 if the store must have none.
 
-        `run` is the grant of the run's lease. Return the answer, and when the record's lease was requested.
+        `run` requests the run's lease. Return the answer, and when the record's lease was requested.
         """
         part, link, keys = self._part, self._link, self._part.keys
         own = keys.node(part.node_id)
