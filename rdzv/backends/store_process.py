@@ -100,7 +100,8 @@ class StoreProcess:
         if told is None or isinstance(told, Exception):
             self.close()
             raise told or OSError(0, "the store's process has ended, or has not answered within join_timeout")
-        self.url, self.store_id = told
+        self.url: str = told[0]
+        self.store_id: str = told[1]
         self._serves = True
 
     def reject_new_clients(self) -> None:
