@@ -30,7 +30,7 @@ class RendezvousError(Exception):
 SomeError = TypeVar("SomeError", bound=RendezvousError)
 
 
-def of_run(run_id: str | None, error: SomeError) -> SomeError:
+def mark_run(run_id: str | None, error: SomeError) -> SomeError:
     """Return the error, marked with the run."""
     error.of_run = run_id
     return error

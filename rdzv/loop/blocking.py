@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
-from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RoundChanged, of_run
+from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RoundChanged, mark_run
 from rdzv.loop.member import HAS_FAILED, BodyCalls, LoopOptions, MemberOfRound, RoundLoop
 from store.calls import blocking, run_synchronously
 from store.net.threads import Flag
@@ -94,7 +94,7 @@ class Round(MemberOfRound):
 
     async def _leave_body(self) -> NoReturn:
         why = "its body has ended" if self.monitor.ending is None else self.monitor.ending.reason
-        raise of_run(self.run_id, RoundChanged(f"{self!r} is over: {why}"))
+        raise mark_run(self.run_id, RoundChanged(f"{self!r} is over: {why}"))
 
     @property
     def _async_twin(self) -> BodyCalls:

@@ -29,7 +29,7 @@ from anyio.lowlevel import checkpoint
 
 from rdzv.backends.builtin import create_handler
 from rdzv.config.config_errors import refuse, shown
-from rdzv.errors import RendezvousStateError, RoundChanged, of_run
+from rdzv.errors import RendezvousStateError, RoundChanged, mark_run
 from rdzv.loop.member import HAS_FAILED, BodyCalls, LoopOptions, OnWaiting, RoundLoop
 from rdzv.node.handler import Handler
 from rdzv.node.link.wakeup import ThreadSafeWakeup
@@ -179,4 +179,4 @@ class Round(BodyCalls):
             await checkpoint()  # cancelled here, unless a scope of the body shields it
         else:
             await self._left.wait()
-        raise of_run(self.run_id, RoundChanged(f"{self!r} is over"))
+        raise mark_run(self.run_id, RoundChanged(f"{self!r} is over"))

@@ -18,7 +18,7 @@ from rdzv.errors import (
     RoundChanged,
     RoundSupersededError,
     SharedStoreTimeoutError,
-    of_run,
+    mark_run,
 )
 from store.errors import (
     ConditionFailed,
@@ -158,12 +158,12 @@ class FencedCall:
         self.company.interrupted()
         if not lost:
             over = f"the round is over for this member, and these keys may never come: {names_in_words(keys)}"
-            raise of_run(self.company.run_id, RoundChanged(over)) from timed_out
+            raise mark_run(self.company.run_id, RoundChanged(over)) from timed_out
         why = (
             f"the round has lost {names_in_words(lost)}, and these keys may never come: {names_in_words(keys)}; "
             f"call next_rendezvous to meet again, or write waits_end_on_loss=0 to wait on all the same"
         )
-        raise of_run(self.company.run_id, MembersLostError(why, node_ids=lost)) from timed_out
+        raise mark_run(self.company.run_id, MembersLostError(why, node_ids=lost)) from timed_out
 
     def _lost_members(self) -> tuple[str, ...]:
         return self.company.lost() if self.company.lost is not None else ()
@@ -171,7 +171,7 @@ class FencedCall:
     def _superseded_error(self, reason: str) -> RoundSupersededError:
         self.company.interrupted()
         why = f"this node is no longer in the round of {self.prefix}: {reason}; call next_rendezvous again"
-        return of_run(self.company.run_id, RoundSupersededError(why))
+        return mark_run(self.company.run_id, RoundSupersededError(why))
 
     def _translate_error(self, error: StoreError) -> Exception:
         reason = self.company.superseded()

@@ -21,7 +21,7 @@ from rdzv.errors import (
     RendezvousStateError,
     RoundSupersededError,
     SharedStoreTimeoutError,
-    of_run,
+    mark_run,
     valid_exit_status,
 )
 from rdzv.membership import exceeds_maximum
@@ -128,7 +128,7 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
     link, membership, keys = await node.open_link(), node.membership, node.keys
     over = f"node {node.node_id} is no longer in that round of run {node.run_id}; nothing was kept"
     if membership is None or in_round not in {None, membership.round.number}:
-        raise of_run(node.run_id, RoundSupersededError(over))
+        raise mark_run(node.run_id, RoundSupersededError(over))
     unchanged = membership.fence(keys)
 
     async def write_kept_data(store: Store) -> bool:
@@ -136,7 +136,7 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
         return (await store.transact(when=unchanged, then=(put,))).succeeded
 
     if not await node.call_store(write_kept_data):
-        raise of_run(node.run_id, RoundSupersededError(over))
+        raise mark_run(node.run_id, RoundSupersededError(over))
 
 
 def _check_text(name: str, given: object) -> None:
@@ -162,7 +162,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
     membership = node.membership
     over = f"node {node.node_id} is in no round of run {node.run_id} any more, and cannot accuse"
     if membership is None or membership.over is not None or in_round not in {None, membership.round.number}:
-        raise of_run(node.run_id, RoundSupersededError(over))
+        raise mark_run(node.run_id, RoundSupersededError(over))
     if not 0 <= rank < membership.round.size or rank == membership.rank:
         raise RendezvousStateError(
             f"rank {rank} cannot be accused by rank {membership.rank}: name another one from 0 to "
@@ -170,7 +170,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
         )
     accused = (await roster(node, membership))[rank].node_id
     if not await node.call_store(lambda store: _make_run(node, store).accuse(membership, accused, why)):
-        raise of_run(node.run_id, RoundSupersededError(over))
+        raise mark_run(node.run_id, RoundSupersededError(over))
 
 
 async def all_here(node: Node, *, timeout: float) -> bool:

@@ -20,7 +20,7 @@ from rdzv.core.stuck.accusing import UNNAMED, Accusation
 from rdzv.core.stuck.judging import LastNote
 from rdzv.core.stuck.pace import StepOf
 from rdzv.core.stuck.step_log import StepNote
-from rdzv.errors import RendezvousStateError, RoundSupersededError, of_run
+from rdzv.errors import RendezvousStateError, RoundSupersededError, mark_run
 from store import Lease, LeaseNotFound, Unsupported
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participan
     if len(roster) != round.size:
         what = f"round {round.number} of run {keys.run_id}"
         why = f"{what} has been replaced by a later one, its roster with it; call next_rendezvous"
-        raise of_run(keys.run_id, RoundSupersededError(why))
+        raise mark_run(keys.run_id, RoundSupersededError(why))
     return sorted(roster, key=lambda participant: participant.rank)
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rdzv.core.round_life import find_give_up, is_own_failure, loss_known_within
-from rdzv.errors import GiveUp, MembersLostError, RoundChanged, RoundSupersededError, of_run
+from rdzv.errors import GiveUp, MembersLostError, RoundChanged, RoundSupersededError, mark_run
 
 HUNG_UP = OSError("peer has hung up")
 FIRST, SECOND = GiveUp("loss is NaN"), GiveUp("no disk")
@@ -23,8 +23,8 @@ def group(*errors: BaseException) -> BaseExceptionGroup[BaseException]:
         (RoundChanged("over"), False, None),
         (MembersLostError("b"), False, None),
         (RoundSupersededError("dropped"), False, None),
-        (of_run("job", RoundChanged("over")), False, None),
-        (group(of_run("outer", MembersLostError("b")), HUNG_UP), None, None),
+        (mark_run("job", RoundChanged("over")), False, None),
+        (group(mark_run("outer", MembersLostError("b")), HUNG_UP), None, None),
         (KeyboardInterrupt(), None, None),
         (asyncio.CancelledError(), None, None),
         (FIRST, True, FIRST),
