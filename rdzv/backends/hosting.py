@@ -16,7 +16,6 @@ import logging
 from abc import ABC, abstractmethod
 from functools import partial
 from ssl import CERT_REQUIRED
-from threading import Event
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -33,8 +32,9 @@ from rdzv.backends.bind_address import (
     connect_to_all,
     join_hosts,
 )
+from rdzv.backends.handover import announce_end
 from rdzv.backends.monitoring import serve_embedded
-from rdzv.backends.store_process import StoreProcess, announce_end
+from rdzv.backends.store_process import StoreProcess
 from rdzv.config.value_types import UNSPECIFIED
 from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
@@ -42,8 +42,9 @@ from rdzv.node.run.status import read_nodes_of_all_runs
 from store import StoreError, StoreUsageError
 from store.net.address import host_and_port
 from store.net.dialing import describe, exhausted_limit
+from store.net.sockets import listen_on
 from store.net.tasks import cancel_and_wait
-from store.net.threads import in_thread
+from store.net.threads import Flag, in_thread
 from store.printable import escape_arguments
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds between attempts, at random; shor
 LOOK_AGAIN_AFTER: Final = 2.0  # seconds between checks for other clients
 ENDING_TTL: Final = 10.0  # seconds; TTL of the key that rejects new nodes, renewed at each check
 SAID_AGAIN_AFTER: Final = 60.0  # seconds between warnings that this process still serves other nodes
+WAITS_AT_ONCE: Final = 0.1  # seconds that a thread waits
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice the end of a local connection
 CALL_TIMEOUT: Final = 30.0  # seconds
 MEETS_WITHIN: Final = 2.0  # seconds to connect to a store on this machine
@@ -98,7 +100,6 @@ class HostedStore:
 
     async def end(self) -> None:
         """End the store at once."""
-        self.server.end_when_alone.stop_waiting()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._serving.close)
         self._has_ended = True
@@ -107,10 +108,11 @@ class HostedStore:
         """Send all nodes to the next host, which may serve from now on; wait until they have left."""
         ttl = self._linger + ENDING_TTL
         try:
-            await announce_end(partial(open_client, MEETS_WITHIN), self.server, self._keys, ttl)
+            await announce_end(partial(open_client, MEETS_WITHIN), self.server.store_id, self._keys, ttl)
         except StoreError as error:  # do not hand over: nodes could meet both here and at the next host
             log.warning("the store at %s ends at once, as it cannot say so to its nodes: %s", self.server.url, error)
             return
+        self.server.end_when_alone.reject_new_clients()
         await self._wait_until_alone(self._linger)
 
     async def _wait_for_others(self, open_client: OpenClient) -> None:
@@ -121,7 +123,7 @@ class HostedStore:
                 async with open_client(MEETS_WITHIN) as client:
                     revision, newcomers = await _refuse_newcomers(client, self._keys, since)
             except StoreError as error:
-                if not self.server.end_when_alone.rejects_clients:  # other clients are still connected
+                if not await self._wait_until_alone(0.0):  # other clients are still connected
                     log.warning("the store at %s is ending, but cannot reject newcomers: %s", self.server.url, error)
                 await self._wait_until_alone(self._linger)
                 return
@@ -146,8 +148,14 @@ class HostedStore:
                 return
 
     async def _wait_until_alone(self, seconds: float) -> bool:
-        wait = self.server.end_when_alone.wait_until_alone
-        return await anyio.to_thread.run_sync(wait, seconds, abandon_on_cancel=True)
+        """Wait, in steps that a cancellation need not end, for the last client to leave; return False on a timeout."""
+        wait, until = self.server.end_when_alone.wait_until_alone, anyio.current_time() + seconds
+        while True:
+            left = max(until - anyio.current_time(), 0.0)
+            if await anyio.to_thread.run_sync(wait, min(left, WAITS_AT_ONCE), abandon_on_cancel=True):
+                return True
+            if left <= WAITS_AT_ONCE:
+                return False
 
 
 async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int, str]:
@@ -184,7 +192,7 @@ class StoreStarter(ABC):
         self._task: asyncio.Task[HostedStore | None] | None = None
         self._asked = asyncio.Event()  # set after the first attempt
         self._settled = asyncio.Event()
-        self._gives_up = Event()  # ends the start of a store in its own process
+        self._gives_up = Flag()  # ends the start of a store in its own process
         self._beside: list[asyncio.Task[None]] = []  # tasks beside a hosted store
         self.problem: str = ""  # why no store starts here, or no host serves; empty if unknown
 
@@ -241,8 +249,9 @@ class StoreStarter(ABC):
     async def aclose(self) -> None:
         """End the attempts to find or start a store, or the hosted store."""
         self.note_store_found()
-        self._gives_up.set()
         if self._task is not None:
+            if not self._task.done():
+                self._gives_up.set()
             await asyncio.wait([self._task])
             await cancel_and_wait(*self._beside)
             if self._hosted_store is not None and self.is_hosting:
@@ -343,7 +352,7 @@ class OneHostStarter(StoreStarter):
         return False
 
 
-def host_if_needed(settings: Settings, credentials: Credentials, gives_up: Event | None = None) -> HostedStore | None:
+def host_if_needed(settings: Settings, credentials: Credentials, gives_up: Flag | None = None) -> HostedStore | None:
     """Start the store if `is_host` is set or this machine is the URL's host; raise PortTakenError for a taken port."""
     if settings.is_host is False:
         return None
@@ -384,13 +393,14 @@ def serve_store_on(
     bound: BindAddress,
     port: int,
     listeners: Sockets | None = None,
-    gives_up: Event | None = None,
+    gives_up: Flag | None = None,
 ) -> HostedStore:
     """Start the embedded store at an address, or on bound sockets; raise `OSError` if the address cannot be bound."""
     server: Server | StoreProcess
     try:
         if settings.host == "process":
-            server = StoreProcess(settings, credentials, bound.address, port, listeners, gives_up)
+            listeners = listeners or listen_on(bound.address, port)
+            server = StoreProcess(settings, bound.address, port, listeners, gives_up or Flag())
             serving = contextlib.ExitStack()
             serving.callback(server.close)
         else:

@@ -160,7 +160,3 @@ class EndWhenAlone:
         self._wanted = True
         self._loop.call_soon_threadsafe(self.end_wait_if_alone)
         return self._left.wait(within)
-
-    def stop_waiting(self) -> None:
-        """Let `wait_until_alone` return; any thread may call this."""
-        self._left.set()

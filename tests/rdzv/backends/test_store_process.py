@@ -22,14 +22,16 @@ import pytest
 import rdzv
 import store
 from rdzv.backends import store_process
-from rdzv.backends.credentials import Credentials
 from rdzv.config.settings import parse
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
+from store.net.sockets import listen_on
+from store.net.threads import Flag
 from tests.support.processes import free_port, require, start_python
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from rdzv.config.settings import Settings
     from tests.support.processes import Child
 
 pytestmark = pytest.mark.some_here(4)
@@ -70,6 +72,11 @@ async def hosting(*words: str, query: str = "min_nodes=1") -> AsyncIterator[tupl
 def listens(url: str) -> bool:
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) == 0
+
+
+def started(settings: Settings) -> store_process.StoreProcess:
+    port = free_port()
+    return store_process.StoreProcess(settings, "127.0.0.1", port, listen_on("127.0.0.1", port), Flag())
 
 
 async def is_over(url: str) -> None:
@@ -189,13 +196,12 @@ def test_a_dead_process_leaves_no_file_open_in_its_node() -> None:
     settings = parse("tcp://127.0.0.1:29400/job?min_nodes=1&host=process", {}, {})
     gc.collect()  # files of earlier tests
     before = set(os.listdir("/proc/self/fd"))
-    serving = store_process.StoreProcess(settings, Credentials(settings), "127.0.0.1", free_port())
+    serving = started(settings)
     os.kill(serving._process.pid, signal.SIGKILL)
     until = time.monotonic() + 20
-    while not before.issuperset(os.listdir("/proc/self/fd")) and time.monotonic() < until:
+    while not serving.has_died and time.monotonic() < until:
         time.sleep(0.05)
     assert before.issuperset(os.listdir("/proc/self/fd"))
-    assert serving.has_died
     serving.close()
 
 
@@ -215,7 +221,7 @@ def test_a_store_that_stands_still_does_not_hold_up_the_end_of_its_node(monkeypa
     """A node that left waited for ever for an answer of the stopped process."""
     monkeypatch.setattr(store_process, "ENDS_WITHIN", 0.5)
     settings = parse("tcp://127.0.0.1:29400/job?min_nodes=1&host=process", {}, {})
-    serving = store_process.StoreProcess(settings, Credentials(settings), "127.0.0.1", free_port())
+    serving = started(settings)
     os.kill(serving._process.pid, signal.SIGSTOP)
     asking = threading.Thread(target=serving.wait_until_alone, args=(60.0,), daemon=True)
     asking.start()
@@ -248,7 +254,7 @@ def test_a_process_that_stands_still_as_it_starts_is_killed_after_join_timeout(
     """A node waited for ever, and its cancellation, too."""
     settings = parse("tcp://127.0.0.1:29400/job?min_nodes=1&host=process&join_timeout=0.5", {}, {})
     with pytest.raises(OSError, match="has not answered within join_timeout"):
-        store_process.StoreProcess(settings, Credentials(settings), "127.0.0.1", free_port())
+        started(settings)
     assert stopped[0].returncode == -signal.SIGKILL
 
 
