@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Coroutine
+import zlib
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import store
 from store.engine.engine import Engine
+from store.messages import Watch
 from store.server.server import Server
 from tests.recorded import store_engine
+from tests.recorded.recorder import shortened
 from tests.recorded.store_engine import Walk
-from tests.recorded.tables import constants, logged, sections, text
+from tests.recorded.tables import constants, evaluated, logged, sections, text
 from tests.support.faults import FaultyDisk, FaultyJournal, FaultyNetwork
 from tests.support.limits import limits_with
 from tests.support.stores import Peer
@@ -24,6 +27,11 @@ from tests.support.virtual_time import VirtualTimeLoop
 TABLES = sections(__file__)
 SMALL = constants(TABLES, "store.server")
 LIMITS: dict[str, Any] = eval(TABLES["limits"])
+FIXED: dict[str, Any] = {  # what is random, or by a real clock; and the filter of tests that have a real one
+    **dict.fromkeys(("os.urandom", "secrets.token_bytes"), bytes),
+    "store.server.journal.Journal._adapt_group_size": lambda *_: None,
+    "store.server.request_scheduler.log.filters": [],
+}
 
 
 def run(play: Callable[[list[str]], Coroutine[Any, Any, Any]]) -> list[str]:
@@ -31,12 +39,12 @@ def run(play: Callable[[list[str]], Coroutine[Any, Any, Any]]) -> list[str]:
     lines: list[str] = []
     with contextlib.ExitStack() as stack:
         stack.enter_context(store_engine.steps_of(store_engine.SMALL))
-        for name, value in SMALL.items():
+        for name, value in {**SMALL, **FIXED}.items():
             stack.enter_context(mock.patch(name, value))
         stack.enter_context(logged(lambda line: lines.append(f"  {line}")))
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             runner.run(play(lines))
-    return lines
+    return [shortened(line, 130) for line in lines]
 
 
 async def in_this_thread(function: Callable[[], Any]) -> Any:
@@ -45,23 +53,38 @@ async def in_this_thread(function: Callable[[], Any]) -> Any:
     return function()
 
 
+class NotingPeer(Peer):
+    """A peer that notes the size of each piece that it reads, among those of the other peers."""
+
+    arrivals: list[str]
+    number: int
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        self.arrivals.append(f"{self.number}:{len(data)}")
+        super().data_received(data)
+
+
 class ServedWalk:
     """Peers that speak the protocol by hand, well or badly, to a server that may have a disk with faults."""
 
-    def __init__(self, seed: int, lines: list[str], *, durable: bool) -> None:
-        self.r, self.lines, self.loop = random.Random(seed), lines, asyncio.get_running_loop()
-        self.network = FaultyNetwork(latency=0.001, socket_buffer_bytes=300)
+    def __init__(self, seed: int, lines: list[str], *, durable: bool, brief: bool = False, **limits: int) -> None:
+        self.seed, self.r, self.lines, self.loop = seed, random.Random(seed), lines, asyncio.get_running_loop()
+        self.network = FaultyNetwork(latency=0.001, socket_buffer_bytes=300, joins=seed % 3 / 4 if brief else 0)
+        self.brief, self.token = brief, b"secret" if brief else None
         self.disk = FaultyDisk(random.Random(seed), store_id="store", on_commit=lambda _: None, now=self.loop.time)
-        engine = Engine(store_id="store", limits=limits_with(**LIMITS), durable=durable)
+        engine = Engine(store_id="store", limits=limits_with(**{**LIMITS, **limits}), durable=durable)
         journal = self.disk.open_journal(self.loop, kind=FaultyJournal) if durable else None
         if journal is not None:
             engine = Engine.restore(journal.load(), limits=engine.limits, now=self.loop.time())
-        self.ticks, self.durable = 0, durable
+        self.ticks, self.r_ticks, self.durable = 0, random.Random(seed), durable
         clock = self.loop.time
-        self.server = Server(engine, clock=clock, stopwatch=self.tick, journal=journal, in_thread=in_this_thread)
+        options: dict[str, Any] = {"clock": clock, "stopwatch": self.tick, "in_thread": in_this_thread}
+        self.server = Server(engine, journal=journal, token=self.token, **options)
         self.walk = Walk(seed, self, store_engine.KEYS[::2])  # type: ignore[arg-type]
         self.peers: dict[int, Peer] = {}
         self.heard: dict[int, int] = {}
+        self.arrivals: list[str] = []
         self.figures: dict[str, Any] = {}
 
     @property
@@ -70,18 +93,22 @@ class ServedWalk:
         return self.server._engine
 
     def tick(self) -> float:
-        """Return the time of a clock that goes on by 0.3 ms each time."""
-        self.ticks += 1
-        return self.ticks * 0.0003
+        """Return the time of a clock that goes on by 0.25 ms at most times, at times by just a turn or a pass."""
+        self.ticks += self.r_ticks.choice((1, 1, 1, 2, 8, 16, 17))
+        return self.ticks / 4096
 
     def write_news(self, what: str) -> None:
         """Write what was done, what peers have heard, and the figures that have changed."""
         figures = {
             name: each for name, each in self.server.figures().items() if name not in ("uptime", "commit_seconds")
         }
+        figures |= {f"unsent_{number}": peer.transport.get_write_buffer_size() for number, peer in self.peers.items()}
         new = " ".join(f"{name}={text(each)}" for name, each in figures.items() if each != self.figures.get(name, 0))
         self.lines.append(f"{self.loop.time():.3f} {what} {new if self.figures else ''}".rstrip())
         self.figures = figures
+        if self.arrivals:
+            self.lines.append(f"  {' '.join(self.arrivals)}")
+            self.arrivals.clear()
         for number, peer in tuple(self.peers.items()):
             said = [*peer.said[self.heard.get(number, 0) :], *([peer.problem] if peer.problem else [])]
             self.heard[number], peer.problem = len(peer.said), None
@@ -101,8 +128,10 @@ class ServedWalk:
             options: dict[str, Any] = {
                 "session_id": b"session %08d" % number,
                 "process": b"process %08d" % (number // 2),
+                "token": b"wrong" if self.brief and dice > 0.95 else self.token,
             }
-            made = Peer(**options, hello=not silent)
+            made = NotingPeer(**options, hello=not silent)
+            made.arrivals, made.number = self.arrivals, number
             with contextlib.suppress(OSError):
                 await self.network.dial("store", lambda: made, source=f"peer {number}")
                 self.peers[number] = made
@@ -111,6 +140,8 @@ class ServedWalk:
             return "wait"
         if peer.connection.welcomed is not None and (dice < 0.6 or (dice > 0.9 and not self.durable)):
             asked = [self.walk.one(r.choice(store_engine.SECTIONS)) for _ in range(r.choice((1, 1, 2, 5)))]
+            if self.brief and r.random() < 0.1:
+                asked += [Watch(prefix="")] * 4
             with contextlib.suppress(store.StoreError):
                 peer.ask(*asked)
             return f"{number} asks {' & '.join(map(text, asked))}"
@@ -120,28 +151,27 @@ class ServedWalk:
         if dice < 0.82:
             peer.transport.resume_reading()
             return f"{number} reads"
-        if dice < 0.85:
-            data = r.choice(
-                (b"\0\0\1\0\x93", b"\0\0\0\2\x91\1", b"\xff" * 4, b"\0\0\0\6\x92\xa3bye\xa0", b"\0\0\0\5\x93\0\1\x91\2")
-            )
+        if dice < (0.88 if self.brief else 0.85):
+            data = r.choice(eval(TABLES["damaged"])[: None if self.brief else 5])
             peer.transport.write(data)
-            return f"{number} writes {data!r}"
+            return f"{number} writes {text(data)}"
         if dice < 0.9:
             r.choice((peer.transport.close, peer.transport.abort, self.network.links(f"peer {number}")[0].reset))()
             return f"{number} hangs up"
-        if dice < 0.97:
+        if dice < 0.95:
             self.disk.fail_next = r.choice((0, 1, 2))
             r.choice((self.disk.make_room, self.disk.fill))()
             return f"the disk fails {self.disk.fail_next} times, room: {self.disk.reserve.has_room}"
-        self.disk.stalled_until = self.loop.time() + r.choice((0.0, 0.3, 1.0))
+        self.disk.stalled_until = self.loop.time() + r.choice((0.0, 0.3, 1.0, 4.0))
         return "the disk stalls"
 
     async def play(self) -> None:
         """Do many things, then end the server."""
         self.server.start()
-        self.server.on_request(lambda kind, outcome, _: self.lines.append(f"  done: {kind} {outcome}"))
+        if self.seed != 3:
+            self.server.on_request(lambda *done: self.lines.append(f"  done: {text(done)}"))
         with contextlib.closing(self.network.listen("store", self.server.protocol)):
-            for _ in range(135):
+            for _ in range(140):
                 what = await self.step()
                 await asyncio.sleep(self.r.choice((0.0, 0.0, 0.0, 0.01, 0.01, 0.1, 0.3, 1.5)))
                 self.write_news(what)
@@ -149,8 +179,10 @@ class ServedWalk:
             self.write_news("the server leaves")
 
 
-async def _walk(seed: int, lines: list[str], *, durable: bool) -> None:
-    await ServedWalk(seed, lines, durable=durable).play()
+async def _walk(seed: int, lines: list[str], **options: Any) -> None:
+    walk = ServedWalk(seed, lines, **options)
+    with contextlib.closing(walk.disk):
+        await walk.play()
 
 
 def walk_in_memory() -> list[str]:
@@ -163,4 +195,30 @@ def walk_on_disk() -> list[str]:
     return run(partial(_walk, 2, durable=True))
 
 
-RECORDINGS = {"in_memory": walk_in_memory, "on_disk": walk_on_disk}
+def walks_in_brief() -> Iterator[str]:
+    """Yield other walks; of each fifty lines the first, and a checksum."""
+    for seed in range(3, 11):
+        most: Any = {"memory_bytes_max": (66_000, 120_000, 58_000)[seed % 3], "journal_bytes_max": 5000 // (seed - 2)}
+        lines = run(partial(_walk, seed, durable=seed % 2 == 0, brief=True, **most))
+        yield f"walk {seed}"
+        for at in range(0, len(lines), 50):
+            yield shortened(lines[at], 60) + f" {zlib.crc32(' '.join(lines[at : at + 50]).encode()):08x}"
+
+
+def parts() -> list[str]:
+    """Return what parts of the server do by themselves, at the bounds that they really have."""
+    names = {"limits_with": limits_with, "mock": mock, "VirtualTimeLoop": VirtualTimeLoop}
+    lines: list[str] = []
+    with logged(lines.append):
+        for line in evaluated(TABLES["parts"], names):
+            row, *value = line.split(" -> ", 1)
+            lines.append(" -> ".join((shortened(row, 50), *value)))
+    return lines
+
+
+RECORDINGS: dict[str, Callable[[], Iterable[str]]] = {
+    "in_memory": walk_in_memory,
+    "on_disk": walk_on_disk,
+    "in_brief": walks_in_brief,
+    "parts": parts,
+}
