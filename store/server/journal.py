@@ -95,13 +95,10 @@ class Journal:
         self._database: sqlite3.Connection | None = None
         self._pending: list[ChangeSet] = []
         self._wake = threading.Condition()
-        self._stopping = False
         self._thread: threading.Thread | None = None
         self._probing = threading.Lock()  # held during a probe of the disk
         self._closed = False
         self._mark, self._reserve = LastGroupMark(self._directory), Reserve(self._directory)
-        self._store_id, self._group = "", 0  # `_group`: the number of the last group on disk
-        self._untidy = True  # there may be unused pages to return to the disk
         self._long_for = 0  # consecutive groups that lengthened a long log
         self._grows = self._free_bytes = 0  # bytes that the log will add to the database; the database's unused bytes
         self.appended: int = 0
@@ -153,7 +150,7 @@ class Journal:
         with explaining_errors(self._path):
             with contextlib.closing(self._open_read_only()) as database:
                 saved = rows.load_store(database)
-                self._store_id, self._group = rows.read_last_group(database)
+                self._store_id, self._group = rows.read_last_group(database)  # `_group`: the last group on disk
             if self._database is None:
                 self._database = self._open_to_write()
         return saved
@@ -169,7 +166,7 @@ class Journal:
     def start(self, *, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
         """Start the writer thread, after `load`; it reports the last step on disk, or its final error."""
         assert self._database is not None, "what is there is read before anything is added"
-        self._stopping, self._untidy = False, True
+        self._stopping, self._untidy = False, True  # `_untidy`: there may be unused pages to return to the disk
         self._thread = threading.Thread(
             target=self._run_writer, args=(on_durable, on_failure), name="store journal", daemon=True
         )

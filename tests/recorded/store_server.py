@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
+import tempfile
 import zlib
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
@@ -44,7 +46,7 @@ def run(play: Callable[[list[str]], Coroutine[Any, Any, Any]]) -> list[str]:
         stack.enter_context(logged(lambda line: lines.append(f"  {line}")))
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             runner.run(play(lines))
-    return [shortened(line, 130) for line in lines]
+    return [shortened(line, 115) for line in lines]
 
 
 async def in_this_thread(function: Callable[[], Any]) -> Any:
@@ -209,10 +211,11 @@ def parts() -> list[str]:
     """Return what parts of the server do by themselves, at the bounds that they really have."""
     names = {"limits_with": limits_with, "mock": mock, "VirtualTimeLoop": VirtualTimeLoop}
     lines: list[str] = []
-    with logged(lines.append):
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), logged(lines.append):
         for line in evaluated(TABLES["parts"], names):
-            row, *value = line.split(" -> ", 1)
-            lines.append(" -> ".join((shortened(row, 50), *value)))
+            row, *value = line.replace(os.path.realpath(folder), "FOLDER").split(" -> ", 1)
+            if value:
+                lines.append(f"{shortened(row, 40)} -> {value[0]}")
     return lines
 
 
