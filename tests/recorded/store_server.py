@@ -46,7 +46,7 @@ def run(play: Callable[[list[str]], Coroutine[Any, Any, Any]]) -> list[str]:
         stack.enter_context(logged(lambda line: lines.append(f"  {line}")))
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             runner.run(play(lines))
-    return [shortened(line, 115) for line in lines]
+    return [shortened(line, 105) for line in lines]
 
 
 async def in_this_thread(function: Callable[[], Any]) -> Any:
@@ -187,16 +187,6 @@ async def _walk(seed: int, lines: list[str], **options: Any) -> None:
         await walk.play()
 
 
-def walk_in_memory() -> list[str]:
-    """Return a walk with a store in memory."""
-    return run(partial(_walk, 1, durable=False))
-
-
-def walk_on_disk() -> list[str]:
-    """Return a walk with a store on a disk."""
-    return run(partial(_walk, 2, durable=True))
-
-
 def walks_in_brief() -> Iterator[str]:
     """Yield other walks; of each fifty lines the first, and a checksum."""
     for seed in range(3, 11):
@@ -216,12 +206,12 @@ def parts() -> list[str]:
             row, *value = line.replace(os.path.realpath(folder), "FOLDER").split(" -> ", 1)
             if value:
                 lines.append(f"{shortened(row, 40)} -> {value[0]}")
-    return lines
+    return [line for line in lines if ": debug: " not in line]
 
 
 RECORDINGS: dict[str, Callable[[], Iterable[str]]] = {
-    "in_memory": walk_in_memory,
-    "on_disk": walk_on_disk,
+    "in_memory": partial(run, partial(_walk, 1, durable=False)),
+    "on_disk": partial(run, partial(_walk, 2, durable=True)),
     "in_brief": walks_in_brief,
     "parts": parts,
 }

@@ -186,6 +186,9 @@ async def test_data_before_an_end_is_delivered_after_a_pause() -> None:
         await asyncio.sleep(0)
     assert conversation.inside.heard == said
     assert conversation.inside.eofs == 1
+    other = Conversation()
+    assert not other.layer.eof_received(), "nothing is left to be read"
+    assert (other.inside.eofs, other.line.closing) == (1, True)
 
 
 async def test_an_error_at_delayed_data_closes_the_connection_as_an_immediate_one() -> None:
