@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from store.net.address import Address
     from store.protocol.connection import Secret
 
-IDLE_MOST = 60.0  # seconds; a channel idle for longer is closed, unless it is the only free one
+IDLE_MOST = 60.0  # seconds; a channel idle for longer is closed, unless no other is free
 GIVEN_BACK_AT_ONCE = 8  # the most idle channels that one `Client.call` closes
 PASSED_ON_WITHIN = 1.0  # seconds to move an idle channel's leases to another channel, before it is closed
 LEASED = frozenset({Grant, KeepAlive, Revoke, Transact})  # requests that may change which connection keeps a lease
@@ -86,9 +86,8 @@ class Client(interface.BlockingStore):
         if parks:
             self._waiting.add(channel)
         try:
-            # Check again, now that the channel is registered: `interrupt` and `end_waits` may have missed it before.
-            if shared.failed is not None or shared.waits_ended:
-                shared.check_request_allowed(request)
+            # Once it is registered: `interrupt` and `end_waits` may have missed it before.
+            shared.check_request_allowed(request)
             answer = channel.call(request, timeout)[0]
             if type(request) in LEASED:
                 self._note_lease(request, answer, channel)
@@ -100,7 +99,7 @@ class Client(interface.BlockingStore):
             self._free.append(channel)
             if shared.failed is not None:
                 self._close_all_idle()
-            elif len(self._free) > 1:
+            else:
                 self._close_idle_channels(channel.idle_since)
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
@@ -109,7 +108,7 @@ class Client(interface.BlockingStore):
 
     def close(self) -> None:
         """Close the client; calls under way in other threads raise `ConnectionLost`."""
-        self.interrupt(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
+        self.interrupt(ConnectionLost(f"the client of {self.name} is closed"))
         self._close_all_idle()
 
     def __copy__(self) -> Client:
@@ -155,7 +154,7 @@ class Client(interface.BlockingStore):
         now = time.monotonic()
         for lease, ttl in granted.items():
             channel.leases[lease] = now + ttl
-            if len(channel.leases).bit_count() == 1:  # drop expired leases each time their number has doubled
+            if len(channel.leases).bit_count() == 1:  # drop expired leases whenever their number has doubled
                 channel.leases = {each: until for each, until in channel.leases.items() if until > now}
 
     def _close_idle_channels(self, now: float) -> None:
@@ -209,7 +208,6 @@ class Watch(interface.BlockingWatch):
         self._given = False  # True if `_batch` was yielded, and is not yet noted in the cursor
 
     def __enter__(self) -> Self:
-        self._shared.check_usable()
         self._shared.channels.append(self._channel)
         try:
             self._open()
@@ -274,6 +272,7 @@ class Watch(interface.BlockingWatch):
             if isinstance(pushed, Events):
                 self._batch = pushed.events
             else:
+                self._channel.pushed.clear()  # a pong that came later says nothing of a closed watch
                 self._cursor.note_progress(pushed.revision)
                 self._reopen()
 

@@ -190,7 +190,6 @@ class Channel:
     def _connect(self, item: InFlight, deadline: float) -> None:
         check = partial(self._check_not_ended, item.request)
         self._pause_before_retry(deadline)
-        check()
         try:
             self._open_socket(deadline, check)
             self._shake_hands(deadline)
@@ -244,7 +243,6 @@ class Channel:
             set_tcp_options(sock)
             if self._shared.tls is not None:
                 sock = self._shared.tls.wrap_socket(sock, server_hostname=addresses.host, do_handshake_on_connect=False)
-            self._set_timeout(sock, LOOK)
             close_in_children(self, sock)
         except BaseException:
             sock.close()
@@ -268,7 +266,7 @@ class Channel:
                 raise
             raise self._shared.fail(dialing.untrusted_error(self._shared.name, error)) from None
         except ConnectionResetError as error:
-            if error.errno == errno.ECONNRESET and not (self.connection.has_received or raised_by_signal(error)):
+            if not (self.connection.has_received or raised_by_signal(error)):
                 raise dialing.silent_close_error(secure=secure, met=met) from None
             raise
         except _TimedOut:
@@ -315,8 +313,8 @@ class Channel:
 
     def _error_to_raise(self, error: StoreError) -> BaseException:
         for each in (error, error.__cause__):  # an error of a signal's handler may be the cause of the decoder's error
-            if each is not None and raised_by_signal(each):
-                return each
+            if raised_by_signal(each):
+                return cast("BaseException", each)
         if self.connection.may_reconnect_after(error):
             return dialing.RefusedByStore(str(error))
         return self._shared.fail(error)
@@ -358,7 +356,6 @@ class Channel:
         line = ConnectionState(*unacknowledged(sock), welcomed=self.connection.welcomed is not None)
         say, _ = health.check(now, line)
         if say is HealthAction.PING:
-            health.expect_answer(now)
             if not line.unsent_bytes:  # unacknowledged bytes serve as a ping: the peer's system must answer
                 self._send_and_forget(Ping())
         elif say is HealthAction.SEEK:

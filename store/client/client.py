@@ -169,7 +169,7 @@ class Watch(interface.Watch):
 
     @property
     def _is_open(self) -> bool:
-        return self._id is not None and not self._client.is_pending(self._id)
+        return not self._client.is_pending(self._id)
 
     def _mark_closed(self, *, at_server: bool = False) -> None:
         """Note that the watch is closed; with `at_server`, close it at the server, too."""
@@ -422,7 +422,7 @@ class Client(Reconnecting):
         if self.connected:
             self._send(item)
 
-    def is_pending(self, request_id: int) -> bool:
+    def is_pending(self, request_id: int | None) -> bool:
         """Return True if this request has no answer yet."""
         return request_id in self._connection.in_flight
 

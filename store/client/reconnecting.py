@@ -82,7 +82,6 @@ class Connection(asyncio.Protocol):
 
     def start_delivery(self) -> None:
         """Give the connection to the client, with the bytes received so far."""
-        self.health = ConnectionHealth(self._owner.timeouts, self._loop.time())
         self.expect_answer()
         early, self._early = self._early or [], None
         for data in early:
@@ -114,7 +113,6 @@ class Connection(asyncio.Protocol):
         """Stop the timer and the search: the connection has ended, or was replaced."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         self.over = True
         self.changed.set()
         self.stop_reconnect_search()
@@ -273,8 +271,8 @@ class Reconnecting(interface.Store):
             raise error
 
     def _current_problem(self) -> str:
-        mute = self._trying is not None and not self.has_met_store
-        problem = SAYS_NOTHING[self._secure] if mute and self.last_problem == NEVER_ANSWERED else self.last_problem
+        mute = self._trying is not None and self.last_problem == NEVER_ANSWERED
+        problem = SAYS_NOTHING[self._secure] if mute else self.last_problem
         return problem + ("" if self._addresses is None else self._addresses.in_parentheses())
 
     @property

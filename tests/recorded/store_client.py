@@ -40,6 +40,7 @@ NAMES = {
     **vars(store),
     "Way": Way,
     "Peer": Peer,
+    "CHOSEN": messages.CHOSEN_LEASE_LEAST,
 }
 
 
@@ -67,7 +68,7 @@ class Scene:
         return {
             "resource.getrlimit": lambda _: (5, 9),
             "secrets.token_bytes": lambda size: b"%0*d" % (size, next(numbers)),
-            "store.client.reconnecting.unacknowledged": lambda *_: self.line,
+            "store.client.reconnecting.unacknowledged": lambda _, buffered: (self.line[0] + buffered, *self.line[1:]),
         }
 
     def run(self, row: str) -> None:
@@ -225,8 +226,8 @@ class BlockingScene(Scene):
             "os": SimpleNamespace(write=Sock.write),
             "socket": SimpleNamespace(socket=Sock, SHUT_RDWR=2),
             "connect_blocking": self.dial,
-            "set_tcp_options": id,
-            "close_in_children": lambda *_: None,
+            "set_tcp_options": lambda sock: sock.prepared.append("options"),
+            "close_in_children": lambda _, sock: sock.prepared.append("closed in children"),
             "unacknowledged": lambda _: self.line,
             "_is_closed_by_peer": lambda sock: sock.over,
         }
@@ -261,7 +262,6 @@ class BlockingScene(Scene):
         check()
         dialing = self._dial(functools.partial(Sock, self))
         self.sock: Any = self.wait(asyncio.wait_for(dialing, max(until - self.loop.time(), 0.001)))[1]
-        check()
         return self.sock
 
     def signal(self, error: BaseException) -> None:
@@ -277,6 +277,7 @@ class Sock(asyncio.Protocol):
         self.scene, self.timeout, self.data, self.over, self.changed = scene, 0.0, b"", False, asyncio.Event()
         self.error: BaseException | None = None
         self.signal: BaseException | None = None
+        self.prepared, self.blocks = list[str](), 0
 
     def connection_made(self, transport: Any) -> None:
         """Take the transport."""
@@ -304,6 +305,8 @@ class Sock(asyncio.Protocol):
                 await self.changed.wait()
 
     def _block(self, is_ready: Callable[[], object]) -> None:
+        assert len(self.prepared) == 2
+        self.blocks += 1
         self.scene.wait(self._wait(is_ready))
         if self.signal is not None:
             self.signal, error = None, self.signal
