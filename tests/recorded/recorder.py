@@ -45,6 +45,7 @@ KINDS: Final[dict[str, Any]] = {  # the records of keys that begin so
     "head/tally": RunTally,
 }
 LINE: Final = 150  # characters of a line that are shown
+QUIET: Final = "quietly"  # who says what is told by its checksum only
 NEAR: Final = 9  # ms within which the same line of several nodes is written once
 OUTSIDE: Final = {"node_id": "", "arrival": 0, "revision": 0, "ends_in": None, "seen_at": 0.0}
 
@@ -111,7 +112,7 @@ class Recorder(logging.Handler):
     """The lines of one scenario."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self.lines: list[tuple[int, str, str]] = []
         self.last: dict[str, dict[str, str]] = {}  # the last value at each place, of which only changes are written
         self.now: Callable[[], float] = lambda: START
@@ -123,7 +124,8 @@ class Recorder(logging.Handler):
             self.lines.append((round((self.now() - START) * 1000), who, what))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.note("log", f"{record.levelname.lower()}: {record.getMessage()}")
+        minor = record.levelno < logging.WARNING
+        self.note(QUIET if minor else "log", f"{record.levelname.lower()}: {record.getMessage()}")
 
     def changed(self, place: str, value: Any) -> str:
         """Return the parts of a value that differ from the last one at this place."""
@@ -179,11 +181,12 @@ class Recorder(logging.Handler):
                 return f"{{{', '.join(f'{name}={one}' for name, one in flat(kind.unpack(note)))}}}"
         return plain(note) if note else ""
 
-    def text(self) -> list[str]:
+    def text(self, *, whole: bool = False) -> list[str]:
         """Return the lines, those of one moment by node, with stable names for what is random.
 
-        Regular keep-alives are written when their pace changes.
+        Regular keep-alives are written when their pace changes; what is said quietly by a checksum, unless `whole`.
         """
+        quiet, quiet_sum = 0, 0
         names: dict[str, str] = {}
         kept: dict[str, tuple[int, int]] = {}
         told: list[list[Any]] = []
@@ -198,15 +201,19 @@ class Recorder(logging.Handler):
 
             known = re.sub(r"machine=\w+", "machine=M", what.replace(rdzv.__version__, "RELEASE"))
             known = re.sub(r"\b\d{1,6}\.\d{6,}", lambda long: plain(float(long[0])), known)
-            stable = re.sub(r"\b\d{9,}(\.\d+)?\b", name, known)
+            stable = re.sub(r"\b\d{9,}(\.\d+)?\b", "" if who == QUIET else name, known)
             if stable.startswith("KeepAlive"):
                 before, pace = kept.get(stable, (-9, -9))
                 kept[stable] = at, at - before
                 if abs(at - before - pace) <= 1:
                     continue
+            if who == QUIET and not whole:
+                quiet, quiet_sum = quiet + 1, zlib.crc32(f"{at} {stable}".encode(), quiet_sum)
+                continue
             there = told[-1] if told else None
             if there is not None and there[2] == stable and at - there[0] <= NEAR:
                 there[1] += f" {who}{at - there[0]:+d}"
             else:
                 told.append([at, who, stable])
-        return [shortened(f"{at / 1000:.3f} {who}: {what}") for at, who, what in told]
+        lines = [f"{at / 1000:.3f} {who}: {what}" for at, who, what in told]
+        return lines if whole else [*map(shortened, lines), f"{quiet} lines {QUIET}: {quiet_sum:08x}"]

@@ -34,12 +34,13 @@ from rdzv.testing.timeline import START
 from store import Event, Limits, StoreError
 from store.client.client import Watch
 from store.messages import Ping
-from tests.recorded.recorder import DAY, ROOT, Recorder, flat
+from tests.recorded.recorder import DAY, QUIET, ROOT, Recorder, flat
 from tests.support.faults import FaultyNetwork, FaultyPipe, FaultyWorld
 from tests.support.runs import HookedClient, VirtualRun, rounds_of
 from tests.support.virtual_time import VirtualTimeLoop
 
 NOT_SHOWN: Final = ("version", "settings", "releases", "since", "addresses", "waits_for", "now")  # others tell the same
+LOOK_EVERY: Final = 0.3717  # seconds; an odd number, so that nothing else happens at that moment
 SCENARIOS: Final[dict[str, Any]] = tomllib.loads((Path(__file__).parent / "rounds.toml").read_text())
 
 
@@ -144,7 +145,16 @@ class Play(VirtualRun):
         with patch("tests.support.runs.FaultyWorld", SteadyWorld):
             await super().__aenter__()
         self.recorder.now = asyncio.get_running_loop().time
+        self.start(self._watch())
         return self
+
+    async def _watch(self) -> None:
+        """Note quietly what each node knows of itself, whenever it has changed."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            for name, one in self._handlers.items():
+                if name not in self.recorder.dead and (told := self.recorder.changed(f"node {name}", known(one))):
+                    self.recorder.note(QUIET, f"{name} {told}")
 
     async def __aexit__(self, *how: Any) -> None:
         with self._patches:
@@ -196,6 +206,24 @@ class Play(VirtualRun):
         if name not in self.actors:
             self.actors[name] = Actor(self, name)
         return self.actors[name]
+
+
+def known(handler: Handler) -> dict[str, Any]:
+    """Return what a node knows of itself, and its answers without a request."""
+    node, link, membership = handler.node, handler.node._link, handler.membership
+    told: dict[str, Any] = {"changed": handler.num_nodes_changed(), "gone": handler.num_nodes_changed(on_loss=False)}
+    told["may host"] = [node.may_host(away) for away in (0.0, 1.0, 2.0, 3.0)]
+    told["others"] = [handler.describe_absence(one) for one in "abc"]
+    told["link"] = link and (link.describe_slowness(), link.hosting_hint)
+    told["draining"] = handler.draining()
+    for of, names in (
+        (node, "is_connected connected_for joining needs_store has_lost_store is_draining store_loss store_generation"),
+        (node.part, "reason progress known_round times_left_out lapses lapsed_in cut_off unreached"),
+        (link, "round_trip reconnect_seconds release_within"),
+        (membership, "over lost_ids record_gone expelled"),
+    ):
+        told |= {name: getattr(of, name) for name in names.split() if of is not None}
+    return told
 
 
 class Actor:
@@ -333,8 +361,8 @@ class Actor:
         return getattr(self.made(), name)
 
 
-def play(name: str) -> list[str]:
-    """Play a scenario; return its lines."""
+def play(name: str, *, whole: bool = False) -> list[str]:
+    """Play a scenario; return its lines; if `whole`, with all that is said quietly."""
     row = SCENARIOS[name]
     recorder = Recorder()
     recorder.dead.update([] if row.get("observed") else ["observer"])
@@ -364,6 +392,8 @@ def play(name: str) -> list[str]:
         for warned in (stored._warn_once, settings._warn_once):
             warned.cache_clear()  # a warning comes once in a process
         for logger in (logging.getLogger("rdzv"), logging.getLogger("store")):
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.INFO)
             logger.addHandler(recorder)
             stack.callback(logger.removeHandler, recorder)
         stack.enter_context(patch.object(time, "time", lambda: DAY + now() - START))
@@ -371,7 +401,7 @@ def play(name: str) -> list[str]:
         stack.enter_context(patch("store.calls.perf_counter", now))
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             runner.run(main())
-    return recorder.text()
+    return recorder.text(whole=whole)
 
 
 RECORDINGS: Final[dict[str, Callable[[], Iterable[str]]]] = {name: partial(play, name) for name in SCENARIOS}
