@@ -202,6 +202,10 @@ class Play(VirtualRun):
         await asyncio.sleep(0.01)
         return not any(host == at for _, at in self.unreachable)
 
+    async def put(self, key: str) -> None:
+        async with self.client("observer") as client:
+            await client.put(key, b"")
+
     def actor(self, name: str) -> Actor:
         if name not in self.actors:
             self.actors[name] = Actor(self, name)
@@ -365,6 +369,7 @@ def play(name: str, *, whole: bool = False) -> list[str]:
     """Play a scenario; return its lines; if `whole`, with all that is said quietly."""
     row = SCENARIOS[name]
     recorder = Recorder()
+    recorder.brief = row.get("brief", False)
     recorder.dead.update([] if row.get("observed") else ["observer"])
 
     async def main() -> None:
