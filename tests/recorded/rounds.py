@@ -12,7 +12,7 @@ import random
 import time
 import tomllib
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from rdzv.core.round import Round
 from rdzv.errors import GiveUp
 from rdzv.loop.rounds import Round as LoopRound
 from rdzv.node.handler import Handler
+from rdzv.node.link.followed_runs import FollowedRuns
 from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
 from rdzv.testing.machines import FixedPort, process_id_of
@@ -40,7 +41,7 @@ from tests.support.runs import HookedClient, VirtualRun, rounds_of
 from tests.support.virtual_time import VirtualTimeLoop
 
 NOT_SHOWN: Final = ("version", "settings", "releases", "since", "addresses", "waits_for", "now")  # others tell the same
-LOOK_EVERY: Final = 0.3717  # seconds; an odd number, so that nothing else happens at that moment
+LOOK_EVERY: Final = 0.7417  # seconds; an odd number, so that nothing else happens at that moment
 SCENARIOS: Final[dict[str, Any]] = tomllib.loads((Path(__file__).parent / "rounds.toml").read_text())
 
 
@@ -287,10 +288,9 @@ class Actor:
 
     async def train(self, steps: int = 10, every: float = 0.5, do: dict[int, str] | None = None, **more: Any) -> None:
         """Train by `rounds()`; at some steps, do something else first."""
-        options = {name: more.pop(name) for name in ("on_waiting", "progress", "no_progress") if name in more}
         together, step = more.pop("together", False), 0
         calls = dict(do or {})
-        async for round in rounds_of(self.made(**more), **options):
+        async for round in self._rounds(more):
             self.say(
                 f"* round {round.number}, rank {round.rank} of {round.world_size}, {round.previous}, {round.newest}"
             )
@@ -309,6 +309,10 @@ class Actor:
             self.say(f"* round {round.number} ends at step {step}: {round.ending}")
         self.say("* rounds() ends")
 
+    def _rounds(self, more: dict[str, Any]) -> AsyncIterator[LoopRound]:
+        options = {name: more.pop(name) for name in ("on_waiting", "progress", "no_progress") if name in more}
+        return rounds_of(self.made(**more), **options)
+
     async def _do(self, call: str, round: LoopRound) -> None:
         space = {"round": round, "self": self, "sleep": asyncio.sleep, "GiveUp": GiveUp}
         result = eval(call, space)
@@ -323,7 +327,7 @@ class Actor:
 
     async def body(self, call: str = "None", **settings: Any) -> None:
         """A body that never calls `check`."""
-        async for round in rounds_of(self.made(**settings)):
+        async for round in self._rounds(settings):
             self.say(f"* round {round.number}, rank {round.rank} of {round.world_size}")
             async with round:
                 await self._do(call, round)
@@ -335,6 +339,20 @@ class Actor:
         async with self.play.looked_at() as seen:
             self.say(f"* sees {self.shown(await seen.account())}")
             self.say(f"* sees {self.play.recorder.changed('history', await seen.whole_history())}")
+
+    async def follow(self) -> None:
+        """Follow the run as a page does, quietly."""
+        recorder = self.play.recorder
+        async with self.play.client("observer") as client:
+            runs = FollowedRuns(client, "/rdzv")
+            while True:
+                await asyncio.sleep(LOOK_EVERY)
+                with contextlib.suppress(StoreError):
+                    run = await runs.refresh_run("job")
+                    seen = run.report(), run.page_state(), run.summary(), sorted(runs.changed)
+                    recorder.note(QUIET, recorder.changed("followed", seen))
+                runs.changed.clear()
+                await runs.drop_unused(3.0)
 
     async def outside(self, call: str) -> None:
         """Call a method of `Run`, as an operator does."""
