@@ -133,7 +133,7 @@ def _pack_or_raise(what: str, plain: Callable[[], object]) -> bytes:
         raise RendezvousSettingsError(f"{what} cannot be written: {error}") from error
 
 
-def log_unreadable(key: str, error: RendezvousStateError) -> None:
+def log_unreadable(key: str, error: Exception) -> None:
     """Log once that a key cannot be read: the key may be read every second."""
     _warn_once(f"{key} is passed over: {error}")
 

@@ -226,18 +226,17 @@ class Node:
         return f"; node {self.node_id} waits for it, and for {what}" if waits else ""
 
     def _is_coordinator_aware(self) -> bool:
-        progress = self._link.follower.head.progress if self._link is not None else None
+        progress = self.head.progress
         return progress is not None and (not self.joining or progress.last_arrival >= self.part.arrival.revision > 0)
 
     async def _disconnect(self, error: Exception | None = None) -> None:
-        if error is not None:
-            if self._link is not None and self._link.follower.synced.is_set():
-                remember_lost_store(self.part, self._link)
-            self.part.end_membership(f"the store is lost: {error}", dropped=True)
-            self.part.arrival.on_lease_lost()
-            if self.head.round is not None:  # rounds in the next store must get higher numbers
-                self.part.known_round = max(self.part.known_round, self.head.round.number)
         if self._link is not None:
+            if error is not None:
+                remember_lost_store(self.part, self._link)
+                self.part.end_membership(f"the store is lost: {error}", dropped=True)
+                self.part.arrival.on_lease_lost()
+                if self.head.round is not None:  # rounds in the next store must get higher numbers
+                    self.part.known_round = max(self.part.known_round, self.head.round.number)
             self._store_gone = self._link.gone
         stack, self._link_stack, self._link = self._link_stack or contextlib.AsyncExitStack(), None, None
         with anyio.CancelScope(shield=True):
@@ -406,7 +405,7 @@ class Node:
         self.part.progress = step
 
     async def pass_on_knowledge(self, link: StoreSession) -> None:
-        """Write this node's knowledge of a lost store to the store of `link`; raise StoreError on failure."""
+        """Write this node's knowledge of a lost store to the store of `link`."""
         await pass_on_knowledge(self.part, link)
 
     @property

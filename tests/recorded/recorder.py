@@ -144,7 +144,7 @@ class Recorder(logging.Handler):
             return self.changed(key, (Member if "/ranks/" in key else Participant).unpack_all(value))
         if key.endswith("/reached"):
             kind = ReachVerdict
-        if kind is not None and value:
+        if kind is not None:
             told = self.changed(key, kind.unpack(value, **{name: OUTSIDE[name] for name in kind.outside}))
             return told.replace("node_id='', ", "")
         with contextlib.suppress(ValueError, msgpack.UnpackException):

@@ -60,8 +60,8 @@ class HeadWatcher:
         self.before: LastCoordinator | None = None
         self.resets: int = 0  # how often the watch began anew with a snapshot, so that events may be missing
         self.error: Exception | None = None  # the error that ended the watch
-        # The error of unpacking the round's key, until another round replaces that key; None if there was no error.
-        self.unreadable: RendezvousStateError | None = None
+        # The error of unpacking the round's key, until another round replaces that key.
+        self.unreadable: Exception | None = None
         self.unanswered: StoreError | None = None  # the error of the last failed attempt to open the watch
         self.opened_in: float | None = None  # seconds that the store took to open the watch; None until it is open
         self.round_at: float | None = None  # when this node saw the round complete; None if it did not
@@ -76,7 +76,7 @@ class HeadWatcher:
         self._own_ban_keys = frozenset(self._keys.bans + name for name in ban_names(self._node_id, attributes))
 
     def notify_listeners(self) -> None:
-        """Update the membership by `on_change`, then notify the listeners, without waiting."""
+        """Update the membership by `on_change`, then notify the listeners."""
         self.on_change()
         self.listeners.notify()
 
@@ -140,7 +140,7 @@ class HeadWatcher:
             case "put" | "delete":
                 try:
                     self._apply_change(event)
-                except RendezvousStateError as error:  # ignore a key that cannot be unpacked
+                except (RendezvousStateError, ValueError) as error:  # ignore a key that cannot be read
                     log_unreadable(event.key, error)
                     if event.key == self._keys.round:
                         self.unreadable = error

@@ -23,7 +23,7 @@ from rdzv.node.link.role import CoordinatorRole
 from rdzv.node.link.stopwatch import Stopwatch
 from rdzv.node.link.store_session import SAY_AWAY_AFTER, StoreEndingError
 from rdzv.node.link.wakeup import Wakeup
-from rdzv.node.run.lease import lease_refusal, run_grant, run_lease_put
+from rdzv.node.run.lease import lease_in, lease_refusal, run_grant, run_lease_put
 from rdzv.node.run.run_settings import agree_on_settings
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renew_if_old
@@ -95,7 +95,8 @@ class ArrivalWriter:
             if not lease.kept:
                 lease.keep(sent_at=sent_at, on_lapse=partial(part.handle_lease_loss, lease), note=part.keep_alive_note)
             if run is not None:
-                self._note_run_lease(run, result.results[2])
+                granted = Lease(link.store, id=run.id or 0, ttl=run.ttl)
+                link.known_run_lease = lease_in(link.store, result.results[2]) or granted
             if role is not None and not self._confirm_role(role, result):
                 role = None
             if part.arrival.on_written(result.revision):
@@ -172,12 +173,6 @@ class ArrivalWriter:
             sent_at = await renew_if_old(granted, sent_at, link.store.time)
         link.note_answer_time(stopwatch.seconds)
         return result, sent_at
-
-    def _note_run_lease(self, granted: Grant, noted: object) -> None:
-        id, ttl = granted.id or 0, granted.ttl
-        if isinstance(noted, Entry) and noted.lease is not None:
-            id, ttl = noted.lease, float(noted.value)
-        self._link.known_run_lease = Lease(self._link.store, id=id, ttl=ttl)
 
     def _confirm_role(self, role: CoordinatorRole, result: TransactionResult) -> bool:
         there = result.results[-1]

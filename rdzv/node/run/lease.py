@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from rdzv.errors import RendezvousError, RendezvousSettingsError
@@ -16,19 +17,23 @@ RUN_TTL_LEAST = 60.0  # seconds that a run without nodes stays, at least, even i
 
 async def obtain_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
     """Return the run's own lease; grant it if there is none. The key `keys.lease` is on it, with its TTL as value."""
-    entry = await store.get(keys.lease)
-    if entry is None:
+    lease = lease_in(store, await store.get(keys.lease))
+    if lease is None:
         grant = run_grant(keys, closed_ttl, most=store.lease_ttl_max)
         try:
             made = await store.transact(then=(run_lease_put(keys, grant),), grants=(grant,))
         except LimitExceeded as error:
             raise lease_refusal(error, closed_ttl=closed_ttl) from error
-        (there,) = made.results
-        entry = there if isinstance(there, Entry) else None
-        if entry is None:
-            return Lease(store, id=grant.id or 0, ttl=grant.ttl)
-    assert entry.lease is not None, "the key is written on the lease that it tells of"
-    return Lease(store, id=entry.lease, ttl=float(entry.value))
+        lease = lease_in(store, made.results[0]) or Lease(store, id=grant.id or 0, ttl=grant.ttl)
+    return lease
+
+
+def lease_in(store: Store, there: object) -> Lease | None:
+    """Return the lease that `keys.lease` names; None without the key, or if it is not ours."""
+    with contextlib.suppress(ValueError):
+        if isinstance(there, Entry) and there.lease is not None:
+            return Lease(store, id=there.lease, ttl=float(there.value))
+    return None
 
 
 def run_grant(keys: Keys, closed_ttl: float, *, most: float) -> Grant:

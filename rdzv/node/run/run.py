@@ -95,8 +95,8 @@ class Run:
         """
         there = await self.store.get(self.keys.settings)
         while there is not None:
-            assert there.lease is not None, "the settings are on the run's lease"
             new = resize(unpack_settings(there.value), min_nodes=min_nodes, max_nodes=max_nodes)
+            assert there.lease is not None, "the settings are on the run's lease"
             resized = Resized(min_nodes=new["min_nodes"], max_nodes=new["max_nodes"], reason=reason, by=self.by)
             result = await self.store.transact(
                 # Compare the settings by value, as each arrival gives them a new revision.

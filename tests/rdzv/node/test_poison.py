@@ -385,6 +385,7 @@ UNREADABLE = (
     "head/banned/with/rack=r1",
     "head/unbanned/z",
     "head/asked/q",
+    "head/hosted/z",
     "head/unknown",
     "nodes/stranger",
     "nodes//accused/a/b",
