@@ -154,9 +154,10 @@ class Round(BodyCalls):
         body, cancelled_by_us = self._body, False
         if body is not None and asyncio.current_task() is body:
             cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))
-            # Swallow also the CancelledError that `asyncio.gather` raises itself after the scope's cancellation.
+            # Swallow also the CancelledError that `asyncio.gather` raises itself after the scope's cancellation, but
+            # never another caller's cancellation, which the scope swallows before anyio 4.16.
             if self._scope.cancel_called and isinstance(error, asyncio.CancelledError):
-                cancelled_by_us |= body.cancelling() <= self._cancelled_before
+                cancelled_by_us = body.cancelling() <= self._cancelled_before
         if error is None:
             self.gate.finish()
         self._left.set()
