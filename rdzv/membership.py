@@ -10,6 +10,7 @@ from rdzv.core.state import Change, Draining, Dropped, Head, NodesLeft, NodesLos
 from rdzv.core.stopping import Resized, StepGate
 from rdzv.listeners import Listeners
 from store import when
+from store.errors import OfThisProcess
 from store.printable import escape_arguments
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _InfoBase(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tuple cannot have slots
+class _InfoBase(OfThisProcess, tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tuple cannot have slots
     run_id: str
     round: int
     node_id: str

@@ -1,6 +1,8 @@
-"""The errors that a store raises."""
+"""The errors that a store raises, and a base of objects that no other process can use."""
 
 from __future__ import annotations
+
+from typing import NoReturn
 
 
 class StoreError(Exception):
@@ -75,3 +77,13 @@ def unsent_copy(error: StoreError) -> StoreError:
     if isinstance(error, ConnectionLost):
         return type(error)(str(error), maybe_applied=False)
     return type(error)(str(error))
+
+
+class OfThisProcess:
+    """The base of objects that use this process's connections or threads: they can be neither copied nor pickled."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__}: objects that use connections of a process cannot be copied or pickled: give other "
+            f"processes the URL, to connect themselves, and values such as the rank"
+        )

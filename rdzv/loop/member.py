@@ -26,6 +26,7 @@ from rdzv.errors import (
 )
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.membership import Membership, Previous
+from store.errors import OfThisProcess
 from store.printable import escape_arguments
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class Busy:
         self.__exit__()
 
 
-class MemberOfRound(ABC):
+class MemberOfRound(OfThisProcess, ABC):
     """The part of a round that both twins share.
 
     Attributes:
@@ -241,9 +242,6 @@ class MemberOfRound(ABC):
             )
             raise self._misuse
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a round cannot be copied or pickled: give its number, rank and world_size to other processes")
-
     @property
     def ending(self) -> Ending | None:
         """The round's ending for this member; None while the round continues."""
@@ -265,7 +263,7 @@ class MemberOfRound(ABC):
     def _end_body(self, ending: Ending) -> None:
         """End the body's work, by cancellation or by errors of its waits; called in the node's thread."""
 
-    async def _release(self) -> None:  # noqa: B027  by default there is nothing to release
+    async def _release(self) -> None:
         """Release the preparations of `begin` at the round's end, also if cancelled; may be called twice."""
 
     async def _handle_body_end(self, error: BaseException | None) -> bool:

@@ -117,7 +117,6 @@ async def _iterate_rounds(
 ) -> AsyncGenerator[SomeRound, None]:
     try:
         async with handler:
-            handler.node.close_with_loop(asyncio.get_running_loop())
             loop = RoundLoop(make, handler, handler.node, options)
             try:
                 while (round := await loop.next()) is not None:
@@ -140,6 +139,7 @@ class Round(BodyCalls):
         self._scope = anyio.CancelScope()
         self._left = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._has_cancelled = False  # True once a `check` has cancelled the body
 
     async def __aenter__(self) -> Self:
         self._enter()
@@ -177,7 +177,9 @@ class Round(BodyCalls):
     async def _leave_body(self) -> NoReturn:
         self._scope.cancel()
         if asyncio.current_task() is self._body and not self._left.is_set():
-            await checkpoint()  # cancelled here, unless a scope of the body shields it
+            if not self._has_cancelled:  # a body that swallows its cancellation gets the error at its next `check`
+                self._has_cancelled = True
+                await checkpoint()  # cancelled here, unless a scope of the body shields it
         else:
             await self._left.wait()
         raise mark_run(self.run_id, RoundChanged(f"{self!r} is over"))

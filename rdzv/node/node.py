@@ -35,6 +35,7 @@ from rdzv.node.member.lost_store import pass_on_knowledge, remember_lost_store
 from rdzv.node.member.membership_watcher import MembershipWatcher
 from rdzv.node.member.node_state import NodeState
 from store import StoreError, StoreReplaced, StoreUsageError
+from store.errors import OfThisProcess
 from store.keeping import RELEASE_WITHIN
 from store.net.process import host_name
 from store.printable import escape_arguments
@@ -66,7 +67,7 @@ class JoinTicket:
     abandoned: bool = False
 
 
-class Node:
+class Node(OfThisProcess):
     """One node of a run.
 
     `open_store` makes the client of each store that the node connects to. `rng` is for jitter, and for the node's name
@@ -129,13 +130,14 @@ class Node:
 
     def close_with_loop(self, caller: asyncio.AbstractEventLoop) -> None:
         """If the caller's event loop is closed without closing this node, close the node."""
+        why = "its caller's event loop was closed"
+        self.part.on_keep_alive = lambda: self.close_unclosed(why) if caller.is_closed() else None
 
-        def close_if_loop_closed() -> None:
-            if caller.is_closed() and not self._closed:
-                log.error("run %s: the event loop of node %s was closed; the node leaves", self.run_id, self.node_id)
-                self.loop.start(self.aclose()).over.call(self.loop.leave)
-
-        self.part.on_keep_alive = close_if_loop_closed
+    def close_unclosed(self, why: str) -> None:
+        """Close this node, unless it is closed or never connected; thread-safe."""
+        if self._link is not None and not self._closed:
+            log.error("run %s: node %s was not closed, and leaves: %s", self.run_id, self.node_id, why)
+            self.loop.start(self.aclose()).over.call(self.loop.leave)
 
     async def aclose(self) -> None:
         """Leave the round, stop coordinating, and disconnect for good. May be called twice, also concurrently."""

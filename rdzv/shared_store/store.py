@@ -31,7 +31,7 @@ from rdzv.errors import RendezvousStateError
 from rdzv.shared_store.fencing import FencedCall, MembershipQueries, awaited_keys
 from rdzv.shared_store.operations import Operations, RoundKeys
 from store.calls import blocking
-from store.errors import ConnectionLost, WaitEnded
+from store.errors import ConnectionLost, OfThisProcess, WaitEnded
 from store.messages import Response, waits
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class _SharedStoreBase(RoundKeys, Generic[C]):
         self.lease: int | None = lease  # the lease of every key written, if any
         self._timeout = _timeout_seconds(timeout)
         self._company: MembershipQueries = company or MembershipQueries()
+        self.keeps_open: object = None  # the handler, which is closed once the program has no reference to it
         self._under_way: dict[anyio.CancelScope, bool] = {}  # running calls; True if a member's loss ends the call
 
     @abstractmethod
@@ -139,7 +140,7 @@ class _SharedStoreBase(RoundKeys, Generic[C]):
         return copied
 
 
-class LazyClient:
+class LazyClient(OfThisProcess):
     """A client that connects at its first request, in the caller's loop, and again after a failure."""
 
     def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[Store]]) -> None:

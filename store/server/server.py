@@ -17,7 +17,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from store.engine.engine import Engine
-from store.errors import StoreUsageError
+from store.errors import OfThisProcess, StoreUsageError
 from store.net.address import Address, host_and_port, token_bytes
 from store.net.callers import register_served, unregister_served
 from store.net.process import process_identity
@@ -56,7 +56,7 @@ LOOK_LEAST = 0.001  # seconds; a shorter sleep may be below the clock's resoluti
 SPEAKS_TLS = Rejection("protocol", "this port speaks TLS, and the client does not: use tcps:// with ca=")
 
 
-class Server:
+class Server(OfThisProcess):
     """A served store; made by `store.serve`.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""An event loop that ends while its node is a member."""
+"""An event loop that ends, or a handler without a reference, while its node is a member."""
 
 import asyncio
 import subprocess
@@ -14,38 +14,65 @@ from rdzv.core.state import NodesLeft
 from tests.support.processes import free_port
 
 PROGRAM = """
-import asyncio, sys, rdzv
+import asyncio, gc, sys, rdzv.sync
 
-member = asyncio.Event()
+url, how = sys.argv[1:]
+settings = dict(min_nodes=1, node_id="a", ttl=3)
+loop = asyncio.new_event_loop()
+kept = []
 
-async def train():
-    async for round in rdzv.rounds(sys.argv[1], min_nodes=1, node_id="a", ttl=3):
+async def train(member):
+    async for round in rdzv.rounds(url, **settings):
         async with round:
-            member.set()
+            member.set_result(None)
             await asyncio.sleep(3600)
 
-loop = asyncio.new_event_loop()
-kept = loop.create_task(train())
-loop.run_until_complete(member.wait())
-loop.close()
+async def join(into):
+    handler = await rdzv.connect(url, **settings)
+    into += [handler, await handler.next_rendezvous()]
+
+def join_blocking(into):
+    handler = rdzv.sync.connect(url, **settings).__enter__()
+    into += [handler, handler.next_rendezvous()]
+
+if how == "rounds":
+    kept.append(loop.create_task(train(member := loop.create_future())))
+    loop.run_until_complete(member)
+elif how == "blocking handler forgotten":
+    join_blocking(kept)
+else:
+    loop.run_until_complete(join(kept))
+if "forgotten" in how:
+    kept[:] = [kept[1].store]
+else:
+    loop.close()
+gc.collect()
 print("closed", flush=True)
+sys.stdin.readline()
+kept.clear()
+gc.collect()
 sys.stdin.read()
 """
 
 
-def test_a_member_whose_event_loop_was_closed_leaves_the_round() -> None:
+@pytest.mark.parametrize("how", ["rounds", "handler", "handler forgotten", "blocking handler forgotten"])
+def test_a_member_that_its_program_has_forgotten_leaves_the_round(how: str) -> None:
     """Regression: it stayed a member as long as its process lived, so the others did not meet without it."""
     with store.sync.serve() as server:
         url = f"{server.url}/job"
         with (
             subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [sys.executable, "-c", PROGRAM, url, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             ) as program,
             rdzv.sync.connect(url, min_nodes=1) as observer,
         ):
             assert program.stdout is not None
+            assert program.stdin is not None
             assert program.stdout.readline() == "closed\n"
-            assert [one.node_id for one in observer.status().members] == ["a"]
+            assert [one.node_id for one in observer.status().members] == ["a"]  # it still has the round's store
+            if "forgotten" in how:
+                program.stdin.write("\n")
+                program.stdin.flush()
             until = time.monotonic() + 10.0
             while observer.status().members and time.monotonic() < until:
                 time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -116,10 +117,11 @@ async def _ends_well() -> None:
         await asyncio.sleep(3600)
 
 
-@pytest.mark.parametrize("gathered", [1, 2])
+@pytest.mark.parametrize("gathered", [0, 1, 2])
 async def test_a_loss_ends_a_body_whose_tasks_swallow_their_cancellation(gathered: int) -> None:
-    """Regression: `asyncio.gather` then raises an error of its own, which left the loop over the rounds."""
+    """Regression: `asyncio.gather` raises an error of its own, which left the loop. Without it, the body spun."""
     rounds: list[int] = []
+    steps = itertools.count()
 
     async def careful() -> None:
         async for round in rounds_of(run.handler("a")):
@@ -127,6 +129,10 @@ async def test_a_loss_ends_a_body_whose_tasks_swallow_their_cancellation(gathere
             async with round:
                 if round.number:
                     return
+                while not gathered:
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await round.check(next(steps))
+                        await asyncio.sleep(0.1)
                 await asyncio.gather(*(_ends_well() for _ in range(gathered)))
                 raise AssertionError("the cancellation was swallowed by gather itself")
 
@@ -140,6 +146,7 @@ async def test_a_loss_ends_a_body_whose_tasks_swallow_their_cancellation(gathere
         ends = await asyncio.gather(careful(), fails(), return_exceptions=True)
     assert [type(end) for end in ends] == [type(None), ValueError]
     assert rounds == [0, 1]
+    assert next(steps) < 100
 
 
 async def test_a_cancellation_from_outside_beside_a_loss_still_cancels_the_body() -> None:
