@@ -33,7 +33,7 @@ from store.messages import Condition, Entry, Get, Guarded, Request, Response, Tr
 from store.printable import abbreviate, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
 R = TypeVar("R", bound=Response)
@@ -195,9 +195,9 @@ class FencedCall:
         return error
 
 
-def names_in_words(names: Iterable[str]) -> str:
+def names_in_words(names: Sequence[str]) -> str:
     """Return the first `NAMED_MAX` names, in words."""
-    return abbreviate(list(map(shown, names)), NAMED_MAX)
+    return abbreviate([*map(shown, names[:NAMED_MAX]), *names[NAMED_MAX:]], NAMED_MAX)
 
 
 def awaited_keys(prefix: str, request: Request[Any]) -> str:

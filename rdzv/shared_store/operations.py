@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rdzv.shared_store.fencing import FencedCall, MemberNames, MembershipQueries
     from store.messages import Operation
 
+PREFIX_MAX: Final = 4096  # letters of a listing's prefix; keys are shorter
 MARK: Final = b"\x00queue"  # the value of a queue's mark; no text or number begins with a zero byte
 ADD_MAX: Final = 2**63 - 1  # the largest number that this store, and PyTorch's, can count to
 
@@ -330,7 +331,7 @@ async def _transact_and_get_sum(ask: FencedCall, operations: tuple[Operation, ..
 
 
 def _common_prefix(keys: Iterable[str]) -> str:
-    first, last = min(keys), max(keys)
+    first, last = min(keys)[:PREFIX_MAX], max(keys)
     for at, character in enumerate(first):
         if not last.startswith(character, at):
             return first[:at]

@@ -39,6 +39,7 @@ T = TypeVar("T")
 Origin: TypeAlias = "tuple[str, Mapping[str, Any]]"
 V = TypeVar("V", str, bytes, "str | bytes")
 
+OVERTIME: Final = 0.3  # seconds after its time limit in which a call that is made in parts may go on
 DEFAULT_TIMEOUT: Final = timedelta(seconds=300)  # PyTorch's default for a store
 
 
@@ -224,11 +225,14 @@ class TorchStore(dist.Store):
         """Yield the keys in groups that fit in one request, each with the seconds left for all."""
         shared, keys, deadline = self._shared_here(), list(keys), time.monotonic() + within
         for first in range(0, max(len(keys), 1), shared.keys_max):
+            some = keys[first : first + shared.keys_max]
             if first:
-                within = max(deadline - time.monotonic(), 0.001)
+                left = deadline - time.monotonic()
+                if left < -OVERTIME:
+                    raise ours.SharedStoreTimeoutError("out of time", keys=tuple(some), timeout=within)
                 shared = shared.clone()
-                shared.set_timeout(timedelta(seconds=within))
-            yield shared, keys[first : first + shared.keys_max], within
+                shared.set_timeout(max(left, 0.001))
+            yield shared, some, shared.timeout.total_seconds() if first else within
 
     @_with_torch_errors
     def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:

@@ -320,3 +320,6 @@ def test_many_keys_are_requested_in_parts_with_one_time_limit(url: str, run_id: 
             assert time.monotonic() - began < 10
             store.wait([])
             assert store.multi_get([]) == []
+            store.overheard_by = lambda _: time.sleep(0.001)  # Regression: each part had a second of its own
+            with pytest.raises(dist.DistStoreError, match="wait timeout after 500ms, keys: /key2"):
+                store.multi_get(keys)
