@@ -16,6 +16,7 @@ import logging
 from abc import ABC, abstractmethod
 from functools import partial
 from ssl import CERT_REQUIRED
+from threading import Event
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -193,6 +194,8 @@ class StoreStarter(ABC):
         self._asked = asyncio.Event()  # set after the first attempt
         self._settled = asyncio.Event()
         self._gives_up = Flag()  # ends the start of a store in its own process
+        self._starts = Event()  # set before a store starts, and then `_gives_up` is read
+        self._checking = anyio.CancelScope()  # the check of a started store
         self._beside: list[asyncio.Task[None]] = []  # tasks beside a hosted store
         self.problem: str = ""  # why no store starts here, or no host serves; empty if unknown
 
@@ -249,9 +252,12 @@ class StoreStarter(ABC):
     async def aclose(self) -> None:
         """End the attempts to find or start a store, or the hosted store."""
         self.note_store_found()
+        self._checking.cancel()
         if self._task is not None:
             if not self._task.done():
                 self._gives_up.set()
+            if not self._starts.is_set():  # no store will start: do not wait for a thread, which may resolve a name
+                self._task.cancel()
             await asyncio.wait([self._task])
             await cancel_and_wait(*self._beside)
             if self._hosted_store is not None and self.is_hosting:
@@ -275,16 +281,19 @@ class OneHostStarter(StoreStarter):
 
     async def _start_or_find_store(self) -> HostedStore | None:
         say_at = anyio.current_time() + SAY_TAKEN_AFTER
+        host = partial(host_if_needed, self._settings, self._credentials, self._gives_up, self._starts)
         while True:
             try:
-                host = await in_thread(lambda: host_if_needed(self._settings, self._credentials, self._gives_up))
-                if host is not None:
-                    if (reason := await self._reason_to_end(host)) is not None:
-                        await host.end()
+                hosted, reason = await in_thread(host), None
+                if hosted is not None:
+                    with anyio.CancelScope() as self._checking:
+                        reason = await self._reason_to_end(hosted)
+                        if reason is None and self._settings.data_dir is not None:
+                            await self._allow_newcomers_again()
+                    if reason is not None:
+                        await hosted.end()
                         raise reason
-                    if self._settings.data_dir is not None:
-                        await self._allow_newcomers_again()
-                return host
+                return hosted
             except RendezvousError as error:
                 if not await self._is_temporary(error):
                     raise
@@ -293,6 +302,7 @@ class OneHostStarter(StoreStarter):
                     self.problem: str = f"{error}; the process that has that port does not answer as a store"
                     log.warning("%s", self.problem)
             self._asked.set()
+            self._starts.clear()
             with anyio.move_on_after(self._rng.uniform(*TRY_AGAIN_AFTER)):
                 await self._settled.wait()
             if self._settled.is_set():
@@ -352,8 +362,13 @@ class OneHostStarter(StoreStarter):
         return False
 
 
-def host_if_needed(settings: Settings, credentials: Credentials, gives_up: Flag | None = None) -> HostedStore | None:
-    """Start the store if `is_host` is set or this machine is the URL's host; raise PortTakenError for a taken port."""
+def host_if_needed(
+    settings: Settings, credentials: Credentials, gives_up: Flag | None = None, starts: Event | None = None
+) -> HostedStore | None:
+    """Start the store if `is_host` is set or this machine is the URL's host; raise PortTakenError for a taken port.
+
+    This sets `starts` before the store starts, and starts none if `gives_up` is set by then.
+    """
     if settings.is_host is False:
         return None
     ((host, port),) = settings.endpoint.hosts
@@ -366,6 +381,10 @@ def host_if_needed(settings: Settings, credentials: Credentials, gives_up: Flag 
         )
     try:
         bound = address_to_listen_on(settings, credentials, (host, port))
+        if starts is not None and gives_up is not None:
+            starts.set()
+            if gives_up.is_set():
+                return None
         return serve_store_on(settings, credentials, bound, port, None, gives_up)
     except RendezvousError:  # some `RendezvousError`s are `OSError`s, too
         raise

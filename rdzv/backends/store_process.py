@@ -55,9 +55,7 @@ class StoreProcess:
         given: list[Any] = [theirs, *bound]
         close_in_children(self, self._control, *given)
         numbers = [one.fileno() for one in given]
-        program = (
-            f"import sys; sys.path[:] = {[*IMPORTED_FROM, *sys.path]}; import {__name__} as m; m.main({numbers})"
-        )
+        program = f"import sys; sys.path[:] = {[*IMPORTED_FROM, *sys.path]}; import {__name__} as m; m.main({numbers})"
         command, null = [sys.executable, "-c", program], subprocess.DEVNULL
         try:
             self._process = subprocess.Popen(command, stdin=null, stdout=null, pass_fds=numbers, start_new_session=True)  # noqa: S603  ours

@@ -92,7 +92,9 @@ class HostSuccession(StoreStarter):
                         await self._settled.wait()
                     self._since = anyio.current_time()
                 else:
+                    self._starts.clear()
                     place = await self._find_own_place(answers) if self._may_host_now() else None
+                    self._starts.set()
                     if place is not None and (host := await self._run_as_candidate(*place)) is not None:
                         work = self._give_way_to_later_store(host)
                         self._beside = [asyncio.create_task(work, name="look for a later store")]

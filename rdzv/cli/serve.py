@@ -30,7 +30,7 @@ from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
 from rdzv.config.parameters import Parameter
 from rdzv.config.settings import parse
-from rdzv.display.standard_error import say_error
+from rdzv.display.standard_error import flush_errors, say_error
 from rdzv.errors import RendezvousSettingsError
 from store.net.address import DEFAULT_PORT, host_and_port
 from store.net.collector import collect_frozen, short_collections
@@ -119,7 +119,7 @@ async def _serve_store(options: argparse.Namespace) -> int:
         says_who_may_come = options.insecure or token is not None or options.ca is not None
         host = EVERY_ADDRESS if says_who_may_come else LOOPBACK
 
-    wish = SignalFilter()
+    wish, starting = SignalFilter(), options.hosts is None
 
     def on_stop_signal(number: signal.Signals) -> None:
         if not wish.accept(number):
@@ -129,6 +129,9 @@ async def _serve_store(options: argparse.Namespace) -> int:
         stop.set()
         on_signal(signal.SIGHUP, on_stop_signal, signal.SIGHUP)
         _print_notice(f"{number.name}: leaving; again after a second: at once")
+        if starting:  # the name of the host may not resolve for long, or the disk may hang
+            flush_errors()
+            os._exit(DONE)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         on_signal(number, on_stop_signal, number)
@@ -145,6 +148,7 @@ async def _serve_store(options: argparse.Namespace) -> int:
         data_dir=options.data_dir,
     )
     async with serving as server, contextlib.AsyncExitStack() as stack:
+        starting = False
         if options.http_port is not None:
             serve, prefix = http_module("app", "--http-port").serve, SCHEMES["tcp"].prefix
             http = serve(

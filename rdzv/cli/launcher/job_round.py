@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from rdzv import Change, Draining, Ending, GiveUp, NodesWaiting, Resized, RoundSupersededError, StoreEnding
 from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, SIGNALLED, OnChange, environment_of, process_ranks
-from rdzv.cli.launcher.processes import Process
+from rdzv.cli.launcher.processes import Process, open_log
 from rdzv.loop import MOVES, EndKind, Outcome, leaving_in_words
 from rdzv.loop.process_files import BEAT_DIR, delete_old_steps, exception_from_file, read_steps_now, start_reading_steps
 from rdzv.loop.round_monitor import RoundMonitor
@@ -158,8 +158,10 @@ class JobRound:
             }
             if self._workplace.stacks is not None:
                 environment |= self._workplace.stacks.environment()
-            with anyio.CancelScope(shield=True):  # a cancellation must not lose a just started process
-                process = await Process.start(self._job, environment, files=self._workplace.files, preloaded=preloaded)
+            log_file, files = await open_log(self._job.log_dir, environment), self._workplace.files
+            # A cancellation must not lose a just started process.
+            with log_file or contextlib.nullcontext(), anyio.CancelScope(shield=True):
+                process = await Process.start(self._job, environment, files=files, log=log_file, preloaded=preloaded)
                 self._processes.append(process)
         self._running = self._job.nproc
 

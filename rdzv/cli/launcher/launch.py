@@ -97,11 +97,12 @@ class _Launcher:
         self._connected: Handler | None = None
 
     async def run(self) -> int:
-        self._handle_signals()
         status: int | None = None
+        making = self._make_handler()  # before signals are handled: reading a file may hang
+        self._handle_signals()
         with anyio.CancelScope() as everything:
             self._scope = everything
-            async with preloading(self._job) as self._workplace.preloaded, self._make_handler() as handler:
+            async with preloading(self._job) as self._workplace.preloaded, making as handler:
                 self._connected = handler
                 with anyio.CancelScope() as taking_part:
                     self._scope = taking_part

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 
 from rdzv.cli.launcher import guard, preload_server
+from store.net.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-END_WITHIN: Final = 5.0  # seconds for the preload server to end before it is killed
+END_WITHIN: Final = 5.0  # seconds for the preload server to end before it is killed, unless it still imports
 START_WITHIN: Final = 10.0  # seconds to fork a worker, which takes milliseconds, before the server is killed
 SLOW_AFTER: Final = 30.0  # seconds until a log line says that the modules are still being imported
 WITHOUT_VALUE: Final = frozenset("bBdEIOPqsSuv")  # letters of the interpreter's options without a value
@@ -139,12 +140,13 @@ class PreloadServer:
                 )
             guard.STARTED.add(process.pid)
             ours.setblocking(False)
+            server = cls(process, ours, command, modules)
             try:
-                yield cls(process, ours, command, modules)
+                yield server
             finally:
                 ours.close()  # ends the process and its standby workers, but no running workers
                 with anyio.CancelScope(shield=True), contextlib.suppress(ProcessLookupError):
-                    with anyio.move_on_after(END_WITHIN):
+                    with anyio.move_on_after(0.0 if server._is_ready is None else END_WITHIN):
                         await process.wait()
                     process.kill()  # the process still imports, or is stopped
                     await process.wait()
@@ -196,7 +198,7 @@ class PreloadServer:
 @contextlib.asynccontextmanager
 async def preloading(job: Job) -> AsyncIterator[PreloadServer | None]:
     """Yield the preload server of a job; yield None without `--preload`, or if the command cannot be forked."""
-    command = python_command(job.command) if job.preload else None
+    command = await in_thread(lambda: python_command(job.command)) if job.preload else None
     if isinstance(command, PythonCommand):
         starting = PreloadServer.start(command, job.preload, standby=job.standby, unbuffered=job.forwards_output)
         async with starting as server:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import quote
@@ -21,6 +22,7 @@ import anyio.to_thread
 
 from rdzv.cli.launcher import guard
 from rdzv.display.standard_error import write_all
+from store.net.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +34,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 DRAIN_WITHIN: Final = 5.0  # seconds to pass on a process's remaining output before the next round
 PROMPT_AFTER: Final = 200  # milliseconds until a terminal shows an incomplete line
+LOG_WITHIN: Final = 5.0  # seconds to open a log file
 LINE_BYTES_MAX: Final = 65_536  # a longer line is split
 CUT: Final = "%s cannot be written: %s; the job goes on without it"
 
@@ -48,15 +51,20 @@ class Process:
 
     @classmethod
     async def start(
-        cls, job: Job, environment: dict[str, str], *, files: int, preloaded: PreloadServer | None = None
+        cls,
+        job: Job,
+        environment: dict[str, str],
+        *,
+        files: int,
+        log: FileIO | None = None,
+        preloaded: PreloadServer | None = None,
     ) -> Process:
-        """Start a process with these environment variables; fork it from `preloaded` if given."""
+        """Start a process with these environment variables and this log; fork it from `preloaded` if given."""
         rank = int(environment["RANK"])
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             control, told = _open_pipe(theirs, ours)
             output: list[tuple[int, int]] = []  # pairs of a pipe to read from and a stream to write to
             streams: dict[int, int] = {}
-            into = _open_log(job.log_dir, environment) if job.log_dir is not None else None
             if job.forwards_output:
                 for target in (1, 2):
                     source, streams[target] = _open_pipe(ours, theirs)
@@ -88,7 +96,7 @@ class Process:
                 guard.STARTED.add(guarded.pid)
             ours.pop_all()
             label = f"[{rank}] ".encode() if job.prefix else b""
-            return cls(rank, guarded, told, [_Relay(source, target, label, into) for source, target in output])
+            return cls(rank, guarded, told, [_Relay(source, target, label, log) for source, target in output])
 
     @property
     def status(self) -> int | None:
@@ -144,18 +152,27 @@ def _kill_session(leader: int) -> None:
                     os.kill(int(name), signal.SIGKILL)
 
 
-def _open_log(folder: str, environment: Mapping[str, str]) -> Path | None:
-    """Make the log file of a process; return None on an error: a full disk must not end a healthy node."""
+async def open_log(folder: str | None, environment: Mapping[str, str]) -> FileIO | None:
+    """Open a process's log file, if any; return None on an error: a full or hung disk must not end a healthy node."""
+    if folder is None:
+        return None
     run, round = quote(environment["RDZV_RUN_ID"], safe=""), environment["RDZV_ROUND"]
     run = run if run.strip(".") else run.replace(".", "%2E")  # `quote` keeps dots, and `..` is another folder
     path = Path(folder) / run / f"round-{round}" / f"rank-{environment['RANK']}.log"
-    try:
+
+    def open_it() -> FileIO:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        # Do not block on a pipe without a reader.
+        return FileIO(str(path), "ab", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK, 0o666))
+
+    why: object = f"not within {LOG_WITHIN:g} s"
+    try:
+        with anyio.move_on_after(LOG_WITHIN):
+            return await in_thread(open_it)
     except OSError as error:
-        log.warning(CUT, f"--log-dir: {path}", error.strerror or error)
-        return None
-    return path
+        why = error.strerror or error
+    log.warning(CUT, f"--log-dir: {path}", why)
+    return None
 
 
 def _open_pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
@@ -171,10 +188,10 @@ class _Relay(threading.Thread):
     _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # a lock per stream, lest processes' lines mix
     _unfinished: ClassVar[dict[int, _Relay | None]] = {1: None, 2: None}  # by stream: the writer of an unfinished line
 
-    def __init__(self, source: int, target: int, label: bytes, log: Path | None = None) -> None:
+    def __init__(self, source: int, target: int, label: bytes, log: FileIO | None = None) -> None:
         super().__init__(name=f"output {label.decode()}")  # no daemon: Python waits at exit for its end
         self._cut: set[str] = set()  # names of the files that could not be written
-        self._log = None if log is None else log.open("ab", buffering=0)  # a process's two streams share this file
+        self._log = None if log is None else (os.dup(log.fileno()), log.name)  # a process's two streams share this file
         self._from = source
         self._to = target
         self._label = label
@@ -193,7 +210,7 @@ class _Relay(threading.Thread):
             os.close(self._from)
             os.close(self._finish_reading)
             if self._log is not None:
-                self._log.close()
+                os.close(self._log[0])
 
     def _forward_lines(self) -> None:
         poll = select.poll()
@@ -212,7 +229,7 @@ class _Relay(threading.Thread):
             if not chunk:
                 break
             if self._log is not None:
-                self._write_or_drop(self._log.fileno(), chunk, f"--log-dir: {self._log.name}")
+                self._write_or_drop(self._log[0], chunk, f"--log-dir: {self._log[1]}")
             if self._unfinished[self._to] is self:  # this thread's incomplete line was written last
                 end = chunk.find(b"\n") + 1 or len(chunk)
                 self._write_output(chunk[:end], unfinished=not chunk[:end].endswith(b"\n"))

@@ -14,7 +14,7 @@ import pytest
 import rdzv
 from rdzv.cli.command import AGAIN_AFTER
 from tests.support.launched import WORKER, node, started
-from tests.support.processes import free_port
+from tests.support.processes import ROOT, free_port, start_python
 from tests.support.stores import until
 
 pytestmark = pytest.mark.some_here(4)
@@ -96,6 +96,44 @@ async def test_a_launcher_hosts_the_store_until_other_jobs_have_ended_or_a_secon
         host.terminate()
         assert await host.wait() == 128 + signal.SIGTERM
         await other.says("no process listens")
+
+
+HANGS = """
+import pathlib, socket, sys, time
+inner = {0}
+
+def hang(*given, **named):
+    if {1!r} not in str(given) or named.get("flags") == socket.AI_NUMERICHOST:
+        return inner(*given, **named)
+    print("hangs", flush=True)
+    time.sleep(60)
+
+{0} = hang
+"""
+ENDS = "from rdzv.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+LOOPBACK = "tcp://127.0.0.1:{}/job?min_nodes=1"
+
+
+@pytest.mark.parametrize(
+    ("what", "of", "words"),
+    [
+        ("socket.getaddrinfo", "head.test", ["run", "tcp://head.test:29400/job?min_nodes=1"]),
+        ("socket.getaddrinfo", "head.test", ["serve", "--insecure", "--host", "head.test"]),
+        ("pathlib.Path.mkdir", "logs", ["run", "--log-dir", "logs", LOOPBACK]),
+        ("print", "no", ["run", "--preload", "hangs", LOOPBACK]),
+    ],
+)
+async def test_a_signal_ends_a_command_at_once_whatever_it_waits_for(
+    what: str, of: str, words: list[str], tmp_path: Path
+) -> None:
+    """Regression: a launcher waited for the resolver, a hung disk, or 5 s for an import; `rdzv serve` for a name."""
+    (tmp_path / "hangs.py").write_text("import time; print('hangs', flush=True); time.sleep(60)")
+    words = [word.format(free_port()) for word in words] + ["--", sys.executable, "-m", "hangs"] * (words[0] == "run")
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    async with start_python("-c", HANGS.format(what, of) + ENDS, *words, env=environment) as child:
+        await child.line("hangs")
+        child.terminate()
+        assert await child.wait(timeout=4) == (143 if words[0] == "run" else 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process die with its parent")
