@@ -19,7 +19,7 @@ import store
 from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, Job, Ranks, environment_of, process_ranks
 from rdzv.cli.launcher.job_round import SUCCEEDED
 from rdzv.cli.launcher.launch import _join_round
-from rdzv.cli.launcher.processes import LINE_BYTES_MAX, _open_log, label_lines
+from rdzv.cli.launcher.processes import LINE_BYTES_MAX, label_lines, open_log
 from rdzv.cli.main import main
 from rdzv.cli.run import count_processes
 from rdzv.config.parameters import Source
@@ -326,9 +326,11 @@ async def test_each_line_of_output_has_its_rank_and_is_also_in_a_file(server: st
 
 
 @pytest.mark.parametrize(("run", "folder"), [("..", "%2E%2E"), (".", "%2E"), ("a/b", "a%2Fb"), ("v1.2", "v1.2")])
-def test_the_logs_of_a_run_are_below_the_folder_whatever_its_name(run: str, folder: str, tmp_path: Path) -> None:
-    file = _open_log(str(tmp_path / "logs"), {"RDZV_RUN_ID": run, "RDZV_ROUND": "0", "RANK": "1"})
-    assert file == tmp_path / "logs" / folder / "round-0" / "rank-1.log"
+async def test_the_logs_of_a_run_are_below_the_folder_whatever_its_name(run: str, folder: str, tmp_path: Path) -> None:
+    file = await open_log(str(tmp_path / "logs"), {"RDZV_RUN_ID": run, "RDZV_ROUND": "0", "RANK": "1"})
+    assert file is not None
+    with file:
+        assert file.name == str(tmp_path / "logs" / folder / "round-0" / "rank-1.log")
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
 
