@@ -154,7 +154,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv.testing", "rdzv._import_guard", "rdzv._version"},
     "rdzv.cli.command": STORE | {"rdzv.errors", "rdzv.config", "rdzv.display"},
     "rdzv.torch": DRIVERS_NEED,
-    "rdzv.cli.launcher": DRIVERS_NEED | {"rdzv.cli.command", "rdzv.torch"},  # the last for --agent-store, if given
+    "rdzv.cli.launcher": DRIVERS_NEED | {"store.net", "rdzv.cli.command", "rdzv.torch"},  # torch for --agent-store
     "rdzv.cli": EVERYTHING_PUBLIC
     | {"rdzv._version", "rdzv.display", "rdzv.http", "rdzv.cli.command", "rdzv.cli.launcher"},
     "rdzv.torchrun": EVERYTHING_PUBLIC | {"rdzv.torch"},
