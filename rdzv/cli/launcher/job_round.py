@@ -93,6 +93,7 @@ class JobRound:
         self._passed_on: set[int] = set()
         self._loop = asyncio.get_running_loop()
         self.monitor: RoundMonitor = RoundMonitor(handler.node, membership, self._on_round_end, finished=SUCCEEDED)
+        self.is_ending: bool = False  # True after `ask_to_end`
         self.achieved: bool = False  # the job has written a checkpoint or begun its second step in this round
         self.failed: tuple[str, int] | None = None  # a description of this node's failed process, and the exit status
 
@@ -291,8 +292,8 @@ class JobRound:
         return [process for process in self._processes if process.status is None]
 
     def forward_signal(self, number: int) -> bool:
-        """Send a signal to the processes; return False if no process runs."""
-        running = self._running_processes()
+        """Send a signal to the processes; return False if no process runs, or all were asked to end."""
+        running = [] if self.is_ending else self._running_processes()
         for process in running:
             process.forward_signal(number)
         if running:
@@ -301,6 +302,7 @@ class JobRound:
 
     def ask_to_end(self, number: int) -> None:
         """Send the processes a signal that ends them (0 sends none); later signals except SIGKILL are not sent."""
+        self.is_ending = True
         for process in self._processes:
             process.ask_to_end(number)
 

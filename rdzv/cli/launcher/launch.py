@@ -147,10 +147,11 @@ class _Launcher:
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
         """Stop the processes and leave; at a second request exit at once: the guards kill the processes."""
-        is_new = self._wish.accept(number)
-        if self._signal is not None and is_new:
+        is_new, drains = self._wish.accept(number), self._drains.is_set()
+        is_ending = drains and self._round is not None and self._round.is_ending
+        if is_new and (self._signal is not None or is_ending):
             os._exit(SIGNALLED + number)
-        if self._signal is not None or (self._drains.is_set() and not is_new):
+        if self._signal is not None or (drains and not is_new):
             return
         if self._round is not None and not is_new:  # SIGHUP or SIGQUIT was just passed on: send no second signal
             self._round.ask_to_end(NO_SIGNAL)
@@ -188,7 +189,7 @@ class _Launcher:
 
     def _forward_signal(self, number: signal.Signals) -> None:
         """Pass a signal on to the processes; before SIGHUP and SIGQUIT, wait `PAIR_WITHIN` for a SIGTERM."""
-        if number in ENDING and self._signal is not None:
+        if number in ENDING and (self._signal is not None or self._drains.is_set()):
             self._on_stop_signal(number)
         elif number in ENDING:  # of two signals, the lower number arrives first; a SIGTERM may follow
             asyncio.get_running_loop().call_later(PAIR_WITHIN, self._forward_signal_now, number)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 
 from rdzv.cli.launcher import guard, preload_server
-from store.net.threads import in_thread
+from rdzv.loop import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence

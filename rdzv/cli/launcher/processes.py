@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from rdzv.cli.launcher import guard
 from rdzv.display.standard_error import write_all
-from store.net.threads import in_thread
+from rdzv.loop import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
