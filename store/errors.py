@@ -84,6 +84,6 @@ class OfThisProcess:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"{type(self).__name__}: objects that use connections of a process cannot be copied or pickled: give other "
-            f"processes the URL, to connect themselves, and values such as the rank"
+            f"{type(self).__name__} uses this process's connections, and cannot be copied or pickled: "
+            "give other processes the URL, to connect themselves, and values such as the rank"
         )

@@ -186,10 +186,9 @@ class RoundMonitor:
     ) -> Outcome:
         """Act on the end of the member's work.
 
-        `failure` is the work's error, or describes it in words for other members. `in_node` runs a coroutine in the
-        node's loop. `release` ends other members' waits for this member. It is called after this member has reported
-        its failure, or members that fail because of this one would report first. For blocking callers, `in_node` and
-        `release` block.
+        `failure` is the work's error, or describes it in words. `in_node` runs a coroutine in the node's loop.
+        `release` ends other members' waits for this member; it is called once this member has reported its failure,
+        or members that fail because of this one would report first.
         """
         verdict = find_give_up(failure)
         if verdict is not None:

@@ -3,10 +3,8 @@
 The node lives in its own event loop (`node.link.node_loop`), so a busy caller does not delay the node. If the caller of
 a method is cancelled, natively or by anyio, the call still ends cleanly:
 
-- `next_rendezvous` withdraws the node's arrival. After one cancellation, `next_rendezvous` waits for the withdrawal for
-  at most two seconds; after two, it does not wait.
-- Calls that write (`leave`, `set_closed`, `drain`, `resize`, `ban`, ...) and `aclose` complete. A cancelled `aclose`
-  waits until the node is closed. Calls that only read are cancelled.
+- `next_rendezvous` withdraws the node's arrival, and waits for that: at most two seconds, and not if cancelled again.
+- Calls that write (`leave`, `drain`, ...) and `aclose` complete. A cancelled `aclose` waits until the node is closed.
 
 The user's health check and the round's shared store run in the caller's loop. The shared store has its own client, so
 that large values do not delay the node's keep-alives.

@@ -225,14 +225,13 @@ class TorchStore(dist.Store):
         """Yield the keys in groups that fit in one request, each with the seconds left for all."""
         shared, keys, deadline = self._shared_here(), list(keys), time.monotonic() + within
         for first in range(0, max(len(keys), 1), shared.keys_max):
-            some = keys[first : first + shared.keys_max]
+            some, left = keys[first : first + shared.keys_max], deadline - time.monotonic()
+            if left < -OVERTIME:
+                raise ours.SharedStoreTimeoutError("out of time", keys=tuple(some), timeout=within)
             if first:
-                left = deadline - time.monotonic()
-                if left < -OVERTIME:
-                    raise ours.SharedStoreTimeoutError("out of time", keys=tuple(some), timeout=within)
                 shared = shared.clone()
                 shared.set_timeout(max(left, 0.001))
-            yield shared, some, shared.timeout.total_seconds() if first else within
+            yield shared, some, max(left, 0.001)
 
     @_with_torch_errors
     def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:

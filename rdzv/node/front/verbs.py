@@ -160,7 +160,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
         raise RendezvousSettingsError(f"rank={rank!r:.80} must be a whole number")
     await node.open_link()
     membership = node.membership
-    over = f"node {node.node_id} is in no round of run {node.run_id} any more, and cannot accuse"
+    over = f"node {node.node_id} is no longer in that round of run {node.run_id}, and cannot accuse"
     if membership is None or membership.over is not None or in_round not in {None, membership.round.number}:
         raise mark_run(node.run_id, RoundSupersededError(over))
     if not 0 <= rank < membership.round.size or rank == membership.rank:
