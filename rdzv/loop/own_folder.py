@@ -1,6 +1,6 @@
-"""A temporary folder, removed when its process ends or, after SIGKILL, when another process makes such a folder.
+"""A process's temporary folder, removed at its end or, after SIGKILL, by another process that makes such a folder.
 
-The process that owns a folder holds a lock on a file in it, as process ids are unique only within a container.
+Its process holds a lock on a file in it, as process ids are unique only within a container.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The files of processes that do not use rdzv: their begun steps, and PyTorch's error files.
 
-    echo 1204 > "$RDZV_BEAT_DIR/$LOCAL_RANK"
-
 The node's step is the lowest of its processes' steps, so that a hanging process is noticed.
 """
 

@@ -1,10 +1,5 @@
 """A network in memory for protocols on virtual time, with the faults of a real one.
 
-    network = MemoryNetwork(latency=(0.001, 0.05), rng=random.Random(seed))
-    listener = network.listen("store", ServerProtocol)
-    transport, protocol = await network.dial("store", ClientProtocol, source="node-3")
-    network.partition("node-3")
-
 A fault applies to a name: of a link ("node-3>store#1"), of a dialer ("node-3": its present and future links), of a
 listener ("store"), or to `EVERYTHING`.
 

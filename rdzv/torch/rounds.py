@@ -1,8 +1,7 @@
 """`rdzv.torch.rounds`: the loop over a run's rounds, with a process group for each, in this process.
 
 After a loss the node's thread aborts the group, so that a hanging collective raises at once. Leaving the round's `with`
-block swallows the collective's error, and the next round has a new group. If a group cannot be made because a member
-has gone, the round ends before its body.
+block swallows the collective's error, and the next round has a new group.
 
 **Awaited** (`async for`, `async with`, `await round.check(step)`, `await round.in_thread(train, ...)`). Collectives
 block, so a thread of the round makes the group, syncs state, and runs the work of `in_thread`. A loss aborts the group,

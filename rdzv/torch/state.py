@@ -5,8 +5,7 @@ placeholder for each tensor. Every member compares the model's part with its own
 as a broadcast of its bytes: gloo does not know all number types. `get_extra_state` values and an optimizer's state are
 made anew, as a newcomer may lack them, or have other shapes.
 
-A lagging member replaces its tensors only when it has received all: if the source dies before, the member keeps its own
-state, and not a mixture of two states.
+A lagging member replaces its tensors only when it has received all: if the source dies before, it keeps its own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """TCPStores on a round's rank 0, for PyTorch, and for `torch_store=tcp`.
 
-With a TCPStore, too, members learn of losses and closing from our store. docs/pytorch.md compares both stores.
-
-`WorkersStore` listens at the round's bootstrap port only: workers connect to that port, also if another job's store
-listens there. `open_tcp_store` may listen at any port of that host; rank 0 announces the port in the round's store once
-the TCPStore listens, so no first attempt is refused.
+Members learn of losses and closing from our store in any case. docs/pytorch.md compares both stores. `WorkersStore`
+listens at the round's bootstrap port only: workers connect to that port, also if another job's store listens there.
+`open_tcp_store` may listen at any port of that host; rank 0 announces the port in the round's store once the TCPStore
+listens, so no first attempt is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`changes()`: the changes of a node's round, for its callers, without a round trip.
-
-A reader that is cancelled or times out misses no change.
-"""
+"""`changes()`: the changes of a node's round, without a round trip; a cancelled reader misses no change."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ import asyncio, gc, sys, rdzv.sync
 
 url, how = sys.argv[1:]
 settings = dict(min_nodes=1, node_id="a", ttl=3)
-loop = asyncio.new_event_loop()
-kept = []
+loop, kept = asyncio.new_event_loop(), []
 
 async def train(member):
     async for round in rdzv.rounds(url, **settings):
@@ -31,15 +30,12 @@ async def join(into):
     handler = await rdzv.connect(url, **settings)
     into += [handler, await handler.next_rendezvous()]
 
-def join_blocking(into):
-    handler = rdzv.sync.connect(url, **settings).__enter__()
-    into += [handler, handler.next_rendezvous()]
-
 if how == "rounds":
     kept.append(loop.create_task(train(member := loop.create_future())))
     loop.run_until_complete(member)
 elif how == "blocking handler forgotten":
-    join_blocking(kept)
+    kept.append(rdzv.sync.connect(url, **settings).__enter__())
+    kept.append(kept[0].next_rendezvous())
 else:
     loop.run_until_complete(join(kept))
 if "forgotten" in how:
@@ -49,7 +45,7 @@ else:
 gc.collect()
 print("closed", flush=True)
 sys.stdin.readline()
-kept.clear()
+del kept[:]
 gc.collect()
 sys.stdin.read()
 """
