@@ -150,7 +150,6 @@ class Leases:
     def _detach_keeper(self, lease: LeaseRecord) -> None:
         self._set_keeper(lease, None)
         self.processes.note_lease_released(lease.id)
-        lease.process = None
 
     def shorten_after_close(self, peer: int, how: DisconnectKind) -> Iterator[None]:
         """Set earlier deadlines, in steps, for the leases that a closed connection kept."""
@@ -256,7 +255,6 @@ class Leases:
             if len(self._order) > 2 * len(self._slots) + UNTIDY:
                 self._order = list(self._slots)
                 heapq.heapify(self._order)
-        lease.slot = -1
 
     def _set_keeper(self, lease: LeaseRecord, peer: int | None) -> None:
         if lease.keeper == peer:

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from store.messages import Entry, key_bytes
+from store.messages import key_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
@@ -122,7 +122,7 @@ class Waits:
         """Return where the affected waits are registered: pairs of an index (`_at` or `_under`) and a key in it."""
         found = []
         for change in changes:
-            if (isinstance(change, Entry) or change.kind == "put") and change.key in self._at:
+            if change.key in self._at:
                 found.append((self._at, change.key))
             if change.key in self._under:
                 found.append((self._under, change.key))

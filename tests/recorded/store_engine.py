@@ -8,6 +8,7 @@ import random
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -22,7 +23,7 @@ from tests.recorded.tables import constants, sections, text
 from tests.store.engine.test_limits import CASES
 from tests.support.limits import limits_with
 
-FEW = ("0", "[]", "()", "500", "True")  # of facts: not written
+FEW = ("0", "[]", "()", "500", "False")  # of facts: not written
 
 
 class Book:
@@ -31,6 +32,7 @@ class Book:
     def __init__(self, engine: Engine, lines: list[str]) -> None:
         self.engine, self.lines, self.now = engine, lines, 1000.0
         self.connected: set[int] = set()
+        self.unwritten: list[str] = []
         self.last: dict[int, int] = {}
         self.saved: list[Any] = []
         self.works: dict[int, Any] = {}
@@ -55,16 +57,19 @@ class Book:
             said.append(f" !{type(each).__name__}({', '.join(text(getattr(each, name)) for name in names)})")
         if facts is not None:
             self.saved.append(facts)
-            told = {name: text(getattr(facts, name)) for name in ("compacted", "leases", "last_lease", "sessions")}
+            told = {name: text(getattr(facts, name)) for name in ("compacted", "last_lease", "sessions")}
+            told["leases"] = text({each: terms and astuple(terms)[1:] for each, terms in facts.leases.items()})
             replies = [(reply.acknowledged, reply.request_id) for reply in facts.replies]
             told |= {
                 "changes": text([event for events in facts.revisions for event in events]),
                 "replies": text(replies),
             }
-            told |= {"size": str(facts.size), "frees": text(facts.only_frees_space)}
+            frees = bool(facts.only_frees_space and (facts.leases or facts.revisions))
+            told |= {"size": str(facts.size), "frees": text(frees)}
             said.append(f" disk({', '.join(f'{name}={each}' for name, each in told.items() if each not in FEW)})")
         answer = "" if response is None else f" -> {text(response)}"
-        self.lines.append(f"{what}{answer}{''.join(said)} {' '.join(new)}".rstrip())
+        line = f"{what}{answer}{''.join(said)} {' '.join(new)}".rstrip()
+        self.lines.append(re.sub(r"(.)\1{11,}", lambda run: f"{run[1]}*{len(run[0])}", line))
 
     def connect(self, peer: int, session: bytes = b"", process: bytes = b"") -> None:
         """Let a peer say hello."""
@@ -105,6 +110,7 @@ class Book:
         """Let time pass, and look at the clock."""
         self.now += seconds
         due = self.engine.advance_leases(now=self.now)
+        self.now += 0.0005 * bool(unheard)  # the sockets are read
         waiting = {int(peer[1:]): since for peer, since in unheard.items()}
         self.write(f"after {seconds:g} {text(waiting)} {due}", None, self.engine.tick(now=self.now, unheard=waiting))
 
@@ -133,14 +139,18 @@ class Book:
                 self.ask(peer, request, *rest)
             case (int(peer), DisconnectKind() as how):
                 self.leave(peer, how)
-            case (int(peer), bytes(process)):
-                self.connect(peer, process=process)
+            case (int(peer), bytes(process), *session):
+                self.connect(peer, session[0] if session else b"", process)
             case dict(unheard):
                 self.wait(0.05, **unheard)
             case float(seconds):
                 self.wait(seconds)
             case int(peer) if peer in self.works:
                 self.go_on(peer)
+            case str() if step[0] == "+":  # time of which the engine hears only with the next request
+                self.now += float(step)
+            case "quiet" | "aloud":
+                self.lines, self.unwritten = self.unwritten, self.lines
             case "chore":
                 self.chore()
             case "restart":
@@ -149,6 +159,21 @@ class Book:
                 setattr(self.engine.state, step.partition("=")[0], eval(step.partition("=")[2]))
             case _:
                 self.finish()
+
+    def what_is_left(self) -> str:
+        """Let all peers and leases end; return what the engine still holds."""
+        state = self.engine.state
+        for peer in self.connected:
+            self.engine.disconnect(peer, now=self.now, how=DisconnectKind.GOODBYE)
+        for _ in range(220):
+            self.now += 0.29
+            self.engine.advance_leases(now=self.now)
+            self.engine.tick(now=self.now)
+            while self.engine.has_chores:
+                self.engine.do_postponed_work()
+        parts = (state.leases, state.leases.processes, state.watches, state.waits, state.sessions, state.snapshots)
+        sizes = {f"{type(each).__name__}.{name}": value for each in parts for name, value in vars(each).items()}
+        return text({name: len(each) for name, each in sizes.items() if isinstance(each, dict | list | set) and each})
 
     def finish(self) -> None:
         """Do all that is left."""
@@ -351,6 +376,7 @@ def scenes() -> list[str]:
             for step in read(", ".join("; ".join(rest).split("; "))):
                 book.play(step)
             book.finish()
+            lines.append(f"left: {book.what_is_left()}")
     return lines
 
 

@@ -40,6 +40,7 @@ def test_the_index_is_a_sorted_list(steps: list[tuple[bool, str]], chunk_max: in
                 model.remove(key)
             assert len(made) == len(model)
             assert under(made, key) == [each for each in model if each.startswith(key)]
+            assert made.page(key[:1], after=None, most=3) == [each for each in model if each.startswith(key[:1])][:3]
             assert made.count(key) == sum(each.startswith(key) for each in model)
             assert made.count(key[:1]) == sum(each.startswith(key[:1]) for each in model)
         assert under(made, "") == model
