@@ -29,11 +29,7 @@ from tests.support.virtual_time import VirtualTimeLoop
 TABLES = sections(__file__)
 SMALL = constants(TABLES, "store.server")
 LIMITS: dict[str, Any] = eval(TABLES["limits"])
-FIXED: dict[str, Any] = {  # what is random, or by a real clock; and the filter of tests that have a real one
-    **dict.fromkeys(("os.urandom", "secrets.token_bytes"), bytes),
-    "store.server.journal.Journal._adapt_group_size": lambda *_: None,
-    "store.server.request_scheduler.log.filters": [],
-}
+FIXED: dict[str, Any] = eval(TABLES["fixed"])
 
 
 def run(play: Callable[[list[str]], Coroutine[Any, Any, Any]]) -> list[str]:
@@ -46,7 +42,7 @@ def run(play: Callable[[list[str]], Coroutine[Any, Any, Any]]) -> list[str]:
         stack.enter_context(logged(lambda line: lines.append(f"  {line}")))
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             runner.run(play(lines))
-    return [shortened(line, 105) for line in lines]
+    return [shortened(line, 103) for line in lines]
 
 
 async def in_this_thread(function: Callable[[], Any]) -> Any:
@@ -108,9 +104,8 @@ class ServedWalk:
         new = " ".join(f"{name}={text(each)}" for name, each in figures.items() if each != self.figures.get(name, 0))
         self.lines.append(f"{self.loop.time():.3f} {what} {new if self.figures else ''}".rstrip())
         self.figures = figures
-        if self.arrivals:
-            self.lines.append(f"  {' '.join(self.arrivals)}")
-            self.arrivals.clear()
+        self.lines += [f"  {' '.join(self.arrivals)}"] if self.arrivals else []
+        self.arrivals.clear()
         for number, peer in tuple(self.peers.items()):
             said = [*peer.said[self.heard.get(number, 0) :], *([peer.problem] if peer.problem else [])]
             self.heard[number], peer.problem = len(peer.said), None
@@ -142,8 +137,7 @@ class ServedWalk:
             return "wait"
         if peer.connection.welcomed is not None and (dice < 0.6 or (dice > 0.9 and not self.durable)):
             asked = [self.walk.one(r.choice(store_engine.SECTIONS)) for _ in range(r.choice((1, 1, 2, 5)))]
-            if self.brief and r.random() < 0.1:
-                asked += [Watch(prefix="")] * 4
+            asked += [Watch(prefix="")] * 4 * (self.brief and r.random() < 0.1)
             with contextlib.suppress(store.StoreError):
                 peer.ask(*asked)
             return f"{number} asks {' & '.join(map(text, asked))}"
@@ -179,12 +173,11 @@ class ServedWalk:
                 self.write_news(what)
             await self.server.shut_down()
             self.write_news("the server leaves")
+        self.disk.close()
 
 
 async def _walk(seed: int, lines: list[str], **options: Any) -> None:
-    walk = ServedWalk(seed, lines, **options)
-    with contextlib.closing(walk.disk):
-        await walk.play()
+    await ServedWalk(seed, lines, **options).play()
 
 
 def walks_in_brief() -> Iterator[str]:
@@ -199,10 +192,9 @@ def walks_in_brief() -> Iterator[str]:
 
 def parts() -> list[str]:
     """Return what parts of the server do by themselves, at the bounds that they really have."""
-    names = {"limits_with": limits_with, "mock": mock, "VirtualTimeLoop": VirtualTimeLoop}
     lines: list[str] = []
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), logged(lines.append):
-        for line in evaluated(TABLES["parts"], names):
+        for line in evaluated(TABLES["parts"], {}):
             row, *value = line.replace(os.path.realpath(folder), "FOLDER").split(" -> ", 1)
             if value:
                 lines.append(f"{shortened(row, 40)} -> {value[0]}")

@@ -187,8 +187,7 @@ async def test_data_before_an_end_is_delivered_after_a_pause() -> None:
     assert conversation.inside.heard == said
     assert conversation.inside.eofs == 1
     other = Conversation()
-    assert not other.layer.eof_received(), "nothing is left to be read"
-    assert (other.inside.eofs, other.line.closing) == (1, True)
+    assert (other.layer.eof_received(), other.inside.eofs, other.line.closing) == (False, 1, True)
 
 
 async def test_an_error_at_delayed_data_closes_the_connection_as_an_immediate_one() -> None:
