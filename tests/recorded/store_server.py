@@ -42,7 +42,7 @@ def run(play: Callable[[list[str]], Coroutine[Any, Any, Any]]) -> list[str]:
         stack.enter_context(logged(lambda line: lines.append(f"  {line}")))
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             runner.run(play(lines))
-    return [shortened(line, 103) for line in lines]
+    return [shortened(line, 98) for line in lines]
 
 
 async def in_this_thread(function: Callable[[], Any]) -> Any:
@@ -100,6 +100,7 @@ class ServedWalk:
         figures = {
             name: each for name, each in self.server.figures().items() if name not in ("uptime", "commit_seconds")
         }
+        figures["waiting"] = self.server._scheduler.seconds_waiting_by_peer(self.loop.time())
         figures |= {f"unsent_{number}": peer.transport.get_write_buffer_size() for number, peer in self.peers.items()}
         new = " ".join(f"{name}={text(each)}" for name, each in figures.items() if each != self.figures.get(name, 0))
         self.lines.append(f"{self.loop.time():.3f} {what} {new if self.figures else ''}".rstrip())
@@ -183,11 +184,10 @@ async def _walk(seed: int, lines: list[str], **options: Any) -> None:
 def walks_in_brief() -> Iterator[str]:
     """Yield other walks; of each fifty lines the first, and a checksum."""
     for seed in range(3, 11):
-        most: Any = {"memory_bytes_max": (66_000, 120_000, 58_000)[seed % 3], "journal_bytes_max": 5000 // (seed - 2)}
-        lines = run(partial(_walk, seed, durable=seed % 2 == 0, brief=True, **most))
-        yield f"walk {seed}"
+        most: Any = {"memory_bytes_max": (66_000, 120_000, 58_000)[seed % 3], "sessions_max": seed + 1}
+        lines = run(partial(_walk, seed, durable=not seed % 2, brief=True, journal_bytes_max=5000 // seed, **most))
         for at in range(0, len(lines), 50):
-            yield shortened(lines[at], 60) + f" {zlib.crc32(' '.join(lines[at : at + 50]).encode()):08x}"
+            yield f"{seed} {shortened(lines[at], 60)} {zlib.crc32(' '.join(lines[at : at + 50]).encode()):08x}"
 
 
 def parts() -> list[str]:

@@ -174,7 +174,7 @@ class ConnectionTable:
     def _choose_victim(self, *, beside: bool) -> Closeable | None:
         if not self._is_full(0, beside=beside):  # there is room, so no stranger is closed
             return None
-        among = beside and len(self._strangers) < self._strangers_max  # the HTTP share is full: close HTTP strangers
+        among = len(self._strangers) < self._strangers_max  # only the HTTP share is full: close HTTP strangers
         silent_since = self.clock() - max(YIELD_AFTER, min(self._handshake_seconds(), YIELD_MOST))
         if next(iter(self._strangers.values())).since > silent_since:  # even the longest silence is too short
             return None
