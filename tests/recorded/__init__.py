@@ -16,7 +16,7 @@ from typing import Final
 
 __all__ = ["compare", "recordings", "write"]
 
-MODULES: Final = ("coordinator", "rounds", "store_client", "store_engine", "store_protocol", "store_server")
+MODULES: Final = ("coordinator", "core", "rounds", "store_client", "store_engine", "store_protocol", "store_server")
 FOLDER: Final = Path(__file__).parent
 CONTEXT: Final = 5  # equal lines before the first difference
 SHOWN: Final = 15  # lines from there, of either
