@@ -4,8 +4,9 @@ Members that reach the store may not reach rank 0 (a firewall, a wrong address);
 at its promised port. The others connect to it and send their ranks. Rank 0 answers once all members have connected.
 A member that gets no answer within a few seconds gives the round up.
 
-If some members have not connected, rank 0 writes a verdict into a key that all members read. If most members
-have connected, the next round leaves out the unconnected members. If few have connected, another node becomes rank 0.
+If some members have not connected, rank 0 writes a verdict into a key that all members read. If at least
+half have connected (of two: see `judge_reach`), and enough for a round, the next round leaves out the others.
+Otherwise, another node becomes rank 0.
 """
 
 from __future__ import annotations

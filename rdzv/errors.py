@@ -45,7 +45,7 @@ class RendezvousClosedError(RendezvousNonRetryableError):
 
     Attributes:
         reason: The reason of the closing, perhaps empty.
-        given_up: True if the run was given up, False if its work is done.
+        given_up: True if the run was given up, False for any other closing.
         status: The exit status if given up, from 0 to 255; 0 for none in particular.
     """
 

@@ -73,7 +73,7 @@ def _with_when(request: Request[R], when: Iterable[Condition]) -> Request[R]:
 
 
 def checked_timeout(timeout: object, default: float | None) -> float | None:
-    """Return the seconds that a call may take, or None; `StoreUsageError` if `timeout` is not a number."""
+    """Return the seconds that a call may take, or None; raise `StoreUsageError` if `timeout` is not a number."""
     seconds = default if timeout is None else timeout
     if seconds is None or (type(seconds) is float and not math.isnan(seconds)):
         return seconds
@@ -117,7 +117,7 @@ class DisconnectNotifier:
 
     def note_connect_attempt(self, error: OSError | UnicodeError | None) -> None:
         """Note the error of an attempt to connect; None if it succeeded."""
-        refused = type(error) is ConnectionRefusedError  # a running server that rejects a client raises a subclass
+        refused = type(error) is ConnectionRefusedError  # a subclass means that a running server rejects the client
         if refused != self._refused:
             self._refused = refused
             self._notify_listeners(math.inf if refused else self._time())
@@ -129,7 +129,7 @@ class DisconnectNotifier:
 
 
 class Calls(ABC):
-    """The calls of a store. `cuts` reports ended connections; None if no lease ends early then."""
+    """The calls of a store. `cuts` reports ended connections; None if they end no lease early."""
 
     cuts: DisconnectNotifier | None = None
     _failed: StoreError | None = None

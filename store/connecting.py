@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def is_etcd(url: str) -> bool:
-    """Return True if a URL is that of an etcd cluster."""
+    """Return True for the URL of an etcd cluster."""
     given: object = url
     if not isinstance(given, str):
         raise StoreUsageError(f"the URL {given!r} must be a str; write tcp://HOST:29400")

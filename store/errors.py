@@ -21,7 +21,7 @@ class ConnectionLost(StoreError):
 
 
 class StoreReplaced(ConnectionLost):
-    """The store that answers is not the one that this client connected to first (promise S10)."""
+    """The store that answers is not the one that this client knew, or is an old copy of it (promise S10)."""
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
@@ -41,7 +41,7 @@ class AuthenticationError(StoreError):
 
 
 class LimitExceeded(StoreError):
-    """A request exceeded a limit of the server."""
+    """A request exceeded a limit of the server, or the server's disk accepts no writes."""
 
 
 class LeaseNotFound(StoreError):
@@ -65,7 +65,7 @@ class WatchCompacted(StoreError):
 
 
 class UsedAfterFork(StoreError):
-    """A client made before `fork()` was used in the child; make a new one there."""
+    """A client made before `fork()` was used in the child; make a new one there (not for etcd)."""
 
 
 class StoreUsageError(StoreError, ValueError):

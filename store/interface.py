@@ -106,7 +106,7 @@ class Store(OfThisProcess, Calls):
 
     @property
     def connected(self) -> bool:
-        """True if the store is connected, as far as known."""
+        """True if this client is connected, as far as known."""
         return True
 
     @property
@@ -130,7 +130,7 @@ class Store(OfThisProcess, Calls):
         return ""
 
     def fail(self, error: StoreError) -> None:
-        """End all calls with this error: the store will not come back."""
+        """Make present and later calls raise this error: the store will not come back."""
 
     @abstractmethod
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
@@ -165,7 +165,7 @@ class BlockingWatch(ABC):
 
     @abstractmethod
     def batches(self) -> Iterator[list[Event]]:
-        """Yield one list of events per revision."""
+        """See `Watch.batches`."""
 
     def __iter__(self) -> Iterator[Event]:
         # Make no call between taking and yielding an event: a signal's handler could raise there, and lose the event.

@@ -98,8 +98,8 @@ class LeaseValidity:
 class KeptLeases:
     """The leases kept over one store client, in its event loop.
 
-    If a keep-alive has no answer for `UNANSWERED` seconds, `on_silence` is called with the time of its sending; after
-    the next answer, `on_silence` is called with None.
+    If a keep-alive has no answer for `UNANSWERED` seconds, `on_silence` is called with the time of its sending. After
+    each answer to a keep-alive, `on_silence` is called with None.
     """
 
     def __init__(self, store: Calls) -> None:
@@ -180,7 +180,7 @@ class HeldLease:
         self.id: int = id
         self.ttl: float = ttl
         self.kept: bool = False
-        self.lost: str | None = None  # the reason why the lease was lost; None if it was not
+        self.lost: str | None = None  # why the lease was lost, or None
         self.task: asyncio.Task[None] | None = None  # renews it
         self._wanted = False  # True if `renew_now` was called since the last keep-alive was sent
         self._sleeping: asyncio.Future[None] | None = None
@@ -197,7 +197,7 @@ class HeldLease:
         """Keep the lease until its release. The request for the grant was sent at `sent_at`, on the client's clock.
 
         If the lease is lost, `on_lapse` gets the reason. `note` returns the note of a keep-alive; its argument is
-        True if the store was out of reach. `terms` are options of the grant that may end the lease early.
+        True if the keep-alive is late (`LATE`). `terms` are options of the grant that may end the lease early.
         """
         assert not self.kept, "a lease is granted once"
         self.kept = True

@@ -248,7 +248,7 @@ class GroupPage(Response, code=79, kw_only=True):
 
 
 class Note(Record, kw_only=True):
-    """The note of the last keep-alive of a key's lease, `age` seconds old."""
+    """The last note of a key's lease, `age` seconds old; empty if none."""
 
     key: str
     note: bytes
@@ -392,7 +392,7 @@ class Count(Request[Counted], code=8, kw_only=True):
 
 
 class DeletePrefix(Request[Counted], code=9, kw_only=True):
-    """Delete all keys that start with `prefix`, or the first `at_most`, at one revision."""
+    """Delete all keys that start with `prefix`, or up to `at_most`, at one revision."""
 
     prefix: str
     at_most: int | None = None
@@ -466,7 +466,7 @@ class Guarded(Request[R_co], code=13):
 
 
 class KeepAlive(Request[Granted], code=15, kw_only=True):
-    """Renew a lease, and tie it to this connection. `note` replaces the note of the last renewal."""
+    """Renew a lease, and tie it to this connection. A non-empty `note` replaces the lease's note."""
 
     lease: int
     note: bytes = b""

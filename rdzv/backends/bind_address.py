@@ -40,7 +40,7 @@ Target = tuple[int, tuple[Any, ...]]  # a socket family, and the argument of `so
 
 
 class NotResolvedError(RendezvousConnectionError):
-    """The URL's host is a name that has no address, or not yet."""
+    """The URL's host is a name that has no address (yet)."""
 
 
 class PortTakenError(RendezvousConnectionError):
@@ -66,7 +66,7 @@ class BindAddress(NamedTuple):
 def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool) -> BindAddress:
     """Return the address to listen on for a URL's host.
 
-    If `host` is a name and the store `may_be_open` to all machines, return all interfaces, as on Debian a machine's own
+    If `host` is a name and the store `may_be_open` to all machines, return all interfaces: on Debian, a machine's own
     name is 127.0.1.1. `insist`: the user has given `is_host=1`. Raise this module's errors, or an `OSError`:
     EADDRNOTAVAIL if no address is this machine's, unless `insist` and `may_be_open`; EADDRINUSE if a process listens
     there already; another error if this check lacks resources.
@@ -194,7 +194,7 @@ def _raise_if_out_of_resources(error: OSError) -> None:
 
 
 def _read_target_number(word: bytes, sock: socket.socket) -> set[int]:
-    """Read the random `word` and a target's number; return that number, or nothing from a foreign connection."""
+    """Read the random `word` and a target's number; return that number; an empty set from a foreign connection."""
     with contextlib.suppress(OSError):
         got = sock.recv(TOKEN_BYTES + 2)
         if got.startswith(word) and len(got) == TOKEN_BYTES + 2:
@@ -203,5 +203,5 @@ def _read_target_number(word: bytes, sock: socket.socket) -> set[int]:
 
 
 def join_hosts(targets: Sequence[Target]) -> str:
-    """Return addresses without ports, in words."""
+    """Return the addresses without ports, as one text."""
     return abbreviate([str(address[0]) for _, address in targets], NAMED_MOST)

@@ -28,7 +28,7 @@ SETTLED_AFTER: Final = 3.0  # seconds without a change until a token's file coun
 
 
 class Credentials:
-    """A run's credentials; `RendezvousSettingsError` if a file is unreadable. `renew` is None without files."""
+    """A run's credentials; raises `RendezvousSettingsError` for unreadable files. `renew` is None without files."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -95,7 +95,7 @@ class Credentials:
         return found
 
     def server_token_getter(self, *, renews: bool = False) -> Secret:
-        """Return a function for the server's token; None without a token. If `renews`, it rereads the file."""
+        """Return a function for the server's token; None without a token. If `renews`, each call rereads the file."""
 
         def current_token() -> bytes | None:
             if renews and self._settings.token_file is not None:

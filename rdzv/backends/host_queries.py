@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ANSWERS_WITHIN: Final = 3.0  # seconds for a host to answer
 ASK_AGAIN_AFTER: Final = 0.2  # seconds between searches
 ALSO_WITHIN: Final = 0.05  # seconds, the least limit for further answers once a host serves
-ATTEMPT: Final = 0.4  # seconds, the least limit for answers at a reconnect; an attempt takes half a second
+ATTEMPT: Final = 0.4  # seconds, the least limit for answers at a reconnect
 FRAME_HEAD_BYTES: Final = 4
 # Of the answers at a host's addresses, the first in this order counts.
 PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}
@@ -158,7 +158,7 @@ async def ask_all(
 
 
 def latest_store(found: Sequence[Reply]) -> int | None:
-    """Return the place of the host whose store has the highest generation, if any; of equal ones, the first."""
+    """Return the index of the host whose store has the highest generation, if any; of equal ones, the first."""
     places = [place for place, asked in enumerate(found) if asked.answer is Answer.SERVES]
     return max(places, key=lambda place: found[place].generation, default=None)
 
@@ -166,7 +166,10 @@ def latest_store(found: Sequence[Reply]) -> int | None:
 async def _until_one_serves(
     replies: list[Reply], questions: Sequence[Callable[[], Awaitable[Reply]]], also_within: float = 0.0
 ) -> None:
-    """Ask concurrently; once one serves, wait `also_within`, or as long as it took. Set each reply."""
+    """Ask concurrently, and set the replies until one serves.
+
+    Then wait `also_within` before stopping; if that is not 0, at least as long as that reply took.
+    """
     began = anyio.current_time()
 
     async def ask(place: int) -> None:
@@ -181,7 +184,7 @@ async def _until_one_serves(
 
 
 def raise_own_problem(found: Sequence[Reply], *kinds: type[Exception]) -> None:
-    """Raise the first error of these kinds, or of an exhausted limit: such a host was not asked."""
+    """Raise the first error of these kinds, or due to an exhausted limit of this process, if any."""
     for error in (asked.error for asked in found):
         if error is not None and (isinstance(error, kinds) or exhausted_limit(error)):
             raise error
@@ -220,7 +223,7 @@ class MultiHostDial(TcpDialer):
             return
         if all(asked.answer in {Answer.REFUSED, Answer.ENDED} for asked in found):
             raise ConnectionRefusedError
-        raise_own_problem(found, ssl.SSLError)  # the client describes this error
+        raise_own_problem(found, ssl.SSLError)  # the client explains TLS errors
         raise RefusedByStore(explain_answers(self.hosts, found))
 
 

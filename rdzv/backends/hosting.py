@@ -1,9 +1,10 @@
 """Decides when a node starts the embedded store, and when the node ends it.
 
-A node on the machine of the URL's host starts the store when it first looks for a store and no process listens yet. A
-node never starts a store on a reconnect: a live run must not get a second, empty store.
+With one host in the URL, a node on its machine starts the store when it first looks for a store and no process listens
+yet. A node never starts a store on a reconnect: a live run must not get a second, empty store. For several hosts, see
+`succession`.
 
-The store dies with its host's process. After the host's own node has left, the store waits until no client is
+The store dies with its host's process. After the host's own node has left, a single host waits until no client is
 connected: for nodes of other runs without limit, then for at most `close_timeout`.
 """
 
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from store import Server, Store
     from store.net.sockets import Sockets
 
-    OpenClient = Callable[[float], contextlib.AbstractAsyncContextManager[Store]]  # takes the seconds to connect
+    OpenClient = Callable[[float], contextlib.AbstractAsyncContextManager[Store]]  # the argument: seconds to connect
 
 log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
@@ -96,7 +97,7 @@ class HostedStore:
 
     @property
     def has_died(self) -> bool:
-        """True if the store has ended, or its own process by itself."""
+        """True if the store, or its own process, has ended."""
         return self._has_ended or (isinstance(self.server, StoreProcess) and self.server.has_died)
 
     async def end(self) -> None:
@@ -365,7 +366,7 @@ class OneHostStarter(StoreStarter):
 def host_if_needed(
     settings: Settings, credentials: Credentials, gives_up: Flag | None = None, starts: Event | None = None
 ) -> HostedStore | None:
-    """Start the store if `is_host` is set or this machine is the URL's host; raise PortTakenError for a taken port.
+    """Start the store if `is_host=1` or this machine is the URL's host; raise PortTakenError for a taken port.
 
     This sets `starts` before the store starts, and starts none if `gives_up` is set by then.
     """
@@ -397,7 +398,7 @@ def host_if_needed(
 
 
 def address_to_listen_on(settings: Settings, credentials: Credentials, host: tuple[str, int]) -> BindAddress:
-    """Return the result of `choose_bind_address`; raise also for a name that several machines share."""
+    """Return the result of `choose_bind_address`; without `is_host=1`, call `_refuse_shared_name` if needed."""
     insist, tls = settings.is_host is True, credentials.server_tls()
     is_closed_to_strangers = credentials.token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
     bound = choose_bind_address(*host, may_be_open=settings.insecure or is_closed_to_strangers, insist=insist)
@@ -432,7 +433,7 @@ def serve_store_on(
 
 
 def _refuse_shared_name(settings: Settings, host: str, bound: BindAddress) -> None:
-    """Raise for a name of several machines if several nodes may join; else warn."""
+    """Reject a name of several machines; if `max_nodes=1`, only warn."""
     others = f"also names {join_hosts(bound.foreign)}, of other machines" if bound.foreign else "stands for any machine"
     problem = f"{host} {others}, and each of them would start a store of its own"
     if settings.max_nodes != 1:

@@ -61,7 +61,7 @@ def serve_embedded(
 ) -> tuple[contextlib.ExitStack, Server]:
     """Serve the embedded store, and its page if `http_port` is set; return a context that ends both, and the server.
 
-    If the page's port is taken, only log that. Raise `OSError` if the address cannot be bound, and `StoreUsageError` if
+    If the page cannot be served, log only. Raise `OSError` if the address cannot be bound, and `StoreUsageError` if
     the store would be open to every machine.
     """
     port_of_page, insecure = settings.http_port, settings.insecure

@@ -48,7 +48,7 @@ class RendezvousParameters:
         backend: The URL's scheme.
         endpoint: The URL's hosts and ports, as written.
         run_id: The run to join.
-        min_nodes: The fewest nodes of a round; None, as `max_nodes`, for an observer.
+        min_nodes: The fewest nodes of a round; None, like `max_nodes`, for an observer.
         max_nodes: The most nodes of a round.
         local_addr: The address of this node for other nodes, if given.
         config: All other parameters, as written.

@@ -42,13 +42,13 @@ IMPORTED_FROM: Final = (*map(os.path.abspath, sys.path), str(Path(__file__).pare
 
 
 class StoreProcess:
-    """A store in another process: the members of `Server` that `HostedStore` needs. Raises like `serve_embedded`.
+    """A store in another process, with the members of `Server` that `HostedStore` needs. Raises like `serve_embedded`.
 
     It takes over the bound sockets. Another thread sets `gives_up` to end the start.
     """
 
     def __init__(self, settings: Settings, address: str, port: int, bound: Sockets, gives_up: Flag) -> None:
-        self.end_when_alone: StoreProcess = self  # which has these methods itself
+        self.end_when_alone: StoreProcess = self  # has `EndWhenAlone`'s methods
         self.connections: int = 0  # the number of connected clients at the last answer
         self.has_died: bool = False  # True if the process has ended by itself
         self._asking, (self._control, theirs) = Lock(), Pipe()
@@ -100,7 +100,7 @@ class StoreProcess:
             self.close()
 
     def _ask(self, request: object, within: float | None = None) -> Any:
-        """Send an object and return the answer; None if the process has ended. If it does not answer, kill it."""
+        """Send an object and return the answer; None if the process ends. Kill it at the limit or at `gives_up`."""
         with self._asking, contextlib.suppress(OSError, EOFError):
             self._control.send(request)
             if self._control.poll(ENDS_WITHIN if within is None else within):
@@ -110,7 +110,7 @@ class StoreProcess:
 
 
 def main(numbers: list[int]) -> None:
-    """Serve the store that the parent requests over the first socket, on the other sockets, until the parent ends."""
+    """Read the parent's request from the first socket, and serve the store on the others until the parent ends."""
     for meant_for_the_program in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(meant_for_the_program, signal.SIG_IGN)
     with Connection(numbers[0]) as control, contextlib.suppress(EOFError, ConnectionError):  # the parent has ended

@@ -140,7 +140,7 @@ class HostSuccession(StoreStarter):
         return self._credentials.client_tls() or self._first_tls if self._settings.uses_tls else None
 
     async def _find_own_place(self, answers: Sequence[Answer]) -> tuple[int, BindAddress] | None:
-        """Return index and address of the first host that is this machine and refuses, before any candidate."""
+        """Return index and address of the first host that is this machine and refuses; None if a candidate precedes."""
         for place, answer in enumerate(answers):
             if answer is Answer.CANDIDATE:
                 return None

@@ -144,7 +144,7 @@ class _DemoDirector:
         return heard
 
     async def expect_round(self, number: int, names: set[str]) -> float:
-        """Verify that exactly these nodes form a round with correct sums; return when the last report was read."""
+        """Verify that exactly these nodes form a round with correct sums; return the time of the last report."""
         heard = await self.wait_for_reports(names, "round")
         size = len(names)
         total = [size * (size + 1) / 2] * VECTOR
@@ -184,7 +184,7 @@ async def _play_demo(director: _DemoDirector) -> None:
         survivors = everyone - {VICTIM}
         killed_at = director.kill_node(VICTIM)
         over = await director.wait_for_reports(survivors, "over")
-        # A slow node may only report that the others meet again.
+        # One is enough: a slow node may only report that others meet again.
         if not any(VICTIM in said["reason"] for said in over.values()):
             raise _DemoFailed(f"nobody misses {VICTIM}: {over}")
         told = max(said["at"] for said in over.values()) - killed_at

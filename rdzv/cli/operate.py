@@ -130,7 +130,7 @@ async def _ban_nodes(options: argparse.Namespace) -> int:
 
 
 async def _no_match_message(run: Run, name: str) -> str:
-    """Say that the ban matches no present node, and list the nodes' values of the attribute: a typo is likely."""
+    """Return that the ban matches no present node, and the nodes' values of the attribute: a typo is likely."""
     records = (await read_nodes(run.store, run.keys)).values()
     there = sorted({str(record.attributes[name]) for record in records if name in record.attributes})
     has = f"its nodes have {abbreviate(there, NAMED_MOST)}" if there else f"none of its nodes has any {name}"

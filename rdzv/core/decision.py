@@ -52,7 +52,7 @@ class Rules:
     ttl: float = 0.0  # seconds within which a member cut off from the store stops
 
     def nodes_in_whole_units(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
-        """Return the nodes that form complete units (see `unit_within`)."""
+        """Return the nodes that form complete units; without `unit_within`, all."""
         return fill_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
 
     def why_no_whole_units(self, records: Iterable[NodeRecord]) -> str:
@@ -191,7 +191,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
     placed = len(rules.nodes_in_whole_units([*view.waiting.values()]))
     full = rules.round_size(placed) == rules.capacity
-    # If the last round has no live member, and no lost member may come back, no further node is expected.
+    # No further node is expected (`nobody_else`) if the last round has no live member, and no lost one may come back.
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
     # Nodes of a restarted job may have the former names, but know no round and arrive one by one: keep the last call.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
@@ -352,7 +352,7 @@ def _new_commit(view: View, rules: Rules, progress: Progress, survivors: Mapping
 def next_report_at(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
     """Return when `current` must be written, if `last` was written at `last_at`; None if nothing has changed.
 
-    A change of the phase, round or problem (see `_without_details`) is written at once. Another change is written 1 ms
+    A change of a field in `_without_details`, such as the phase, is written at once. Another change is written 1 ms
     per node after the last write, at least 50 ms and at most 5 s, so that a thousand arrivals do not send each node a
     thousand messages. With at least `MANY` nodes, a change that no node acts upon waits three times as long. During a
     last call, its remaining time is written again after a tenth of that time, but after at least 1 s.

@@ -113,7 +113,7 @@ class TimeOfDayNote(Stored, kw_only=True):
 
 
 def nodes_gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
-    """Return the nodes that the round before round `number` lost, or that left it, except the nodes `here`."""
+    """Return the nodes, except `here`, that were lost or left in the round before `number`, the last round."""
     if len(history.chapters) < 2 or history.chapters[-1].number != number:
         return []
     before, last = history.chapters[-2:]
@@ -191,7 +191,7 @@ class HistoryWriter:
     def __init__(self) -> None:
         self._history = History()
         self._began: float | None = None  # when the last round completed, on this coordinator's clock
-        self._stopped: float | None = None  # when a member was first gone, or `_short` was stored; None if not yet
+        self._stopped: float | None = None  # when a member was first gone, or until when `_short` counts; None: not yet
         self._short = 0.0  # the value of `Chapter.short` at the time `_short_since`
         self._short_since: float | None = None  # since when there are too few nodes; None if there are enough
 
@@ -292,7 +292,7 @@ class HistoryWriter:
         why: Mapping[str, str] = MappingProxyType({}),
         unbans: Iterable[Unban] = (),
     ) -> History | None:
-        """Return the history with new incidents; None if there are none. `why` maps node ids to reasons."""
+        """Return the history with new incidents; None if none can be added. `why` maps node ids to reasons."""
         chapter = self._history.chapters[-1] if self._history.chapters else None
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:
             return None

@@ -48,7 +48,7 @@ class Keys:
     begun: ClassVar[_Key] = _Key("begun/")
     drains: ClassVar[_Key] = _Key("head/draining/")
     hosted: ClassVar[_Key] = _Key("head/hosted/")
-    parents: ClassVar[_Key] = _Key("parent/")  # as `hosted`, of nodes in the parent of the store's process
+    parents: ClassVar[_Key] = _Key("parent/")  # with `host=process`: nodes in the store process's parent
     bans: ClassVar[_Key] = _Key("head/banned/")  # see `ban_names`
     unbans: ClassVar[_Key] = _Key("head/unbanned/")
     unfits: ClassVar[_Key] = _Key("unfit/")

@@ -369,7 +369,7 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
 
 
 def closing_incident(chapter: Chapter) -> Incident | None:
-    """Return the incident by which the run was closed in a round."""
+    """Return the incident by which the run was closed, if any."""
     return next((one for one in chapter.incidents if one.kind == "closed"), None)
 
 

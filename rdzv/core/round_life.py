@@ -85,7 +85,7 @@ def find_give_up(failure: BaseException | str | None) -> GiveUp | None:
 def is_own_failure(failure: BaseException | str, run_id: str) -> bool | None:
     """Return False if this failure only reports the round's end, else True.
 
-    Return None if the failure must end the process, or reports the end of another run's round around this one.
+    Return None if the failure must end the process, or reports the end of another run's round.
     """
     leaves = () if isinstance(failure, str) else tuple(_leaf_exceptions(failure))
     if not all(isinstance(leaf, Exception) and getattr(leaf, "of_run", None) in {None, run_id} for leaf in leaves):

@@ -54,8 +54,8 @@ class NodeRecord(Stored, kw_only=True):
     payload: Any = None
     attributes: Mapping[str, str] = MappingProxyType({})  # for rank orders by topology, and for bans
     requested_rank: int | None = None
-    sends_from: str = ""  # the node's address in its connection to the store; empty if the user has set `address`
-    store_at: str = ""  # the store's address in the node's connection; empty if the user has set `address`
+    sends_from: str = ""  # the node's address in its connection to the store; may be empty: see `addresses_for_record`
+    store_at: str = ""  # the store's address in the node's connection; empty if `sends_from` is
     server: str = ""  # the id of the store's server at `store_at`; empty if the store has only one server
     machine: str = ""  # an id of the loopback interface, equal only for nodes that share it; empty if unknown
     lapsed_in: int = -1  # the round from which an outage has dropped the node; -1 for none
@@ -96,7 +96,7 @@ class Closed(Stored, kw_only=True):
 
     reason: Prose
     by: Prose = ""  # the node or person that closed the run
-    given_up: bool = False  # True: the run cannot continue; False: its work is done
+    given_up: bool = False  # True: the run cannot continue; False: any other closing
     status: int = 0  # the exit status of all launchers; 0: each launcher chooses its own
 
     @classmethod
@@ -178,7 +178,7 @@ class Progress(Stored, kw_only=True):
     capacity: int = 0
     live: int = 0  # how many members are still in the last round
     waiting: int = 0  # waiting nodes that a round would admit if it began now; 0 without live members
-    spares: int = 0  # waiting nodes for which there is no room
+    spares: int = 0  # waiting nodes that the next round would not admit
     # Newcomers that arrived after this revision are spares. None if there are no spares, or if `spare_ids` names them.
     # 0 if a rank order chose more spares than can be named, so that any newcomer may be a spare.
     spares_after: int | None = None

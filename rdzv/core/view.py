@@ -338,7 +338,7 @@ class View:
             return
         self.waiting[record.node_id] = record
         if member is not None and (record.arrived_after < self.number or record.lapsed_in == self.number):
-            # Its lease expired, or it never learned of the round: count it as lost, so that none waits for it.
+            # The member's lease expired, or it never learned of the round: count it as lost, so that none waits for it.
             self._missed.setdefault(record.node_id, _GoneMember(left=False, why=self._why_unseen(record.node_id)))
         if record.gave_up:
             self.gave_up[record.node_id] = record

@@ -46,7 +46,7 @@ class _LineWriter:
     def flush(self, within: float) -> None:
         until = time.monotonic() + within
         with self._changed:
-            while (self._waiting or self._is_writing) and not self._is_stuck:  # after a timeout, later calls return
+            while (self._waiting or self._is_writing) and not self._is_stuck:  # after one timeout, return at once
                 self._is_stuck = not self._changed.wait(max(until - time.monotonic(), 0.0))
 
     def _write_forever(self) -> None:

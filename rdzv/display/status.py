@@ -127,7 +127,7 @@ def _since_text(status: RunStatus, node_id: str) -> str:
 
 
 class Line(NamedTuple):
-    """A line of the screen. `meant` is its colour: "bad", "good", "soft" or ""; if `may_be_cut`, it is cut off."""
+    """A line of the screen. `meant` is its colour: "bad", "good", "soft" or ""; if `may_be_cut`, it does not wrap."""
 
     text: str
     meant: str = ""

@@ -78,8 +78,8 @@ class RunReader:
         self._prefix = prefix
         self._looking = asyncio.Lock()
         self.over: dict[str, _EndedRun] = {}  # the runs without nodes at the last read
-        # By name (see `FollowedRuns.changed`): two times, and the answer, which is reused until the first time if its
-        # run has changed, else until the second.
+        # By name (see `FollowedRuns.changed`): two points in time, and the answer, which is reused until the first if
+        # its run has changed, else until the second.
         self._answers: dict[str, tuple[float, float, Any]] = {}
         self.followed: FollowedRuns = FollowedRuns(client, prefix)  # the runs read lately, kept current by watches
 
@@ -178,6 +178,6 @@ class RunReader:
 
 
 def _is_usage_unchanged(before: RunUsage, now: RunUsage) -> bool:
-    """Return True if a run's usage shows no change; False if the store does not count usage, as etcd."""
+    """Return True if a run's usage shows no change; False if the store does not count usage (etcd)."""
     is_counted = before.age is not None and now.age is not None and before.age <= now.age
     return is_counted and (before.keys, before.bytes) == (now.keys, now.bytes)

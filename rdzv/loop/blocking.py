@@ -83,7 +83,7 @@ class Round(MemberOfRound):
         return run_synchronously(self._handle_body_end(error))
 
     def _end_body(self, ending: Ending) -> None:
-        """End waits in the round's store if members have gone: awaited keys may never come. Runs in the node thread."""
+        """End waits in the round's store, except after an agreement to leave: awaited keys may never come."""
         if ending.is_abrupt:
             self.store.end_waits()
 

@@ -136,7 +136,7 @@ class RoundLoop(Generic[SomeRound]):
                 await await_if_async(self._handler.change_tally(count_round))
 
     async def _give_up_without_progress(self) -> None:
-        """Give the run up if too many rounds in a row ended without a finished step."""
+        """Give the run up if too many rounds in a row failed without a finished step."""
         if not self.options.no_progress:
             return
         value = await await_if_async(self._handler.change_tally(bytes))  # `bytes` returns the tally unchanged
@@ -187,7 +187,7 @@ class MemberOfRound(OfThisProcess, ABC):
         node_id: This member's id.
         run_id: The run's id.
         bootstrap_address: Host and port on rank 0, the same for every member.
-        previous: This node's last rank, and the changes since the run's previous round; None in its first.
+        previous: This node's last rank, and the changes since the run's previous round; None in the node's first.
         newest: Rank and last finished step of the member that has finished the most; None if no step is finished.
         lags: True if this member has finished steps, but fewer than `newest`.
         gate: Decides at each step if this member may begin the step.

@@ -24,7 +24,7 @@ LEFT_AFTER: Final = 60.0  # seconds; a younger folder without a lock may be unde
 
 
 def make_process_folder(prefix: str) -> Path:
-    """Make a folder for this process's lifetime, and remove the folders of dead processes."""
+    """Make a folder, which the caller removes, and remove the folders of dead processes."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=prefix))
     except FileNotFoundError as error:
@@ -44,7 +44,7 @@ def make_process_folder(prefix: str) -> Path:
 
 @contextlib.contextmanager
 def folder_for_block(prefix: str) -> Iterator[Path]:
-    """Make a folder for the block, as `make_process_folder` does for the process."""
+    """Make a folder by `make_process_folder`, and remove it after the block."""
     folder = make_process_folder(prefix)
     try:
         yield folder

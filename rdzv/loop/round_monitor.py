@@ -186,7 +186,7 @@ class RoundMonitor:
     ) -> Outcome:
         """Act on the end of the member's work.
 
-        `failure` is the work's error, or describes it in words. `in_node` runs a coroutine in the node's loop.
+        `failure` is the work's error, or its description; None: success. `in_node` runs a coroutine in the node's loop.
         `release` ends other members' waits for this member; it is called once this member has reported its failure,
         or members that fail because of this one would report first.
         """

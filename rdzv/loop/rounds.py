@@ -1,6 +1,14 @@
 """One loop over a run's rounds, for async callers: `rdzv.rounds`.
 
-`rdzv.loop.round_monitor` says what ends a round's body.
+A round's body ends in one of these ways:
+
+    a member is lost, or leaves mid-step  the body is cancelled at once; the next round follows
+    a node wants to join or leave         all members leave at the same `check`; the next round follows
+    the body finishes                     this member waits for the others to finish; then the run is closed
+    the body raises `GiveUp`              the run is closed everywhere, with its reason; the loop raises it
+    the body raises anything else         the loop raises it, and the node leaves; but if members have gone, the
+                                          next round follows
+    the run is closed                     the loop ends
 """
 
 from __future__ import annotations

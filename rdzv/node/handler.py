@@ -164,7 +164,7 @@ class Handler(NodeView, RendezvousHandler):
             RendezvousClosedError: The run is closed; the message has the reason.
             RendezvousTimeoutError: No round within `join_timeout`; the message has the reason.
             RendezvousSettingsError: The run was started with other settings, or this handler without `min_nodes`.
-            RendezvousGracefulExitError: This node was a spare, and the run is closed; or it is drained.
+            RendezvousGracefulExitError: This node was a spare, and the run is closed; or this node is drained.
             RendezvousConnectionError: The store cannot be reached.
             RendezvousRefusedError: This node is banned, or failed its health check; the message has the reason.
             RendezvousStateError: Another call of this handler is joining already.

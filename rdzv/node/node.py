@@ -53,7 +53,7 @@ log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
 ANOTHER_STORE_WITHIN = 1.0  # seconds of an attempt to connect after the last store was given up
 GIVES_WAY_FOR = 3.0  # seconds that a leaving node waits for another host to serve the next store
-EARLIER_CALLER = 0.1  # seconds beyond `join_timeout` that a caller waits for another caller's attempt to connect
+EARLIER_CALLER = 0.1  # seconds beyond `join_timeout` for another caller's attempt to connect, then one's own
 NEXT_STORE_EVERY = (0.1, 0.3)  # seconds, at random, between attempts to find the successor of an ending store
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ class Node(OfThisProcess):
         if self._link is not None and self._link.follower.error is None:
             return self._link
         self.time = asyncio.get_running_loop().time
-        # If another caller is connecting, limit the wait for that attempt; this call's own attempt has a limit already.
+        # After another caller's failed attempt, this call's own has the rest of this time; alone, it limits itself.
         until = self.time() + self.settings.join_timeout + EARLIER_CALLER if self._connecting.locked() else math.inf
         async with self._connecting:
             self.check_usable()
@@ -351,7 +351,7 @@ class Node(OfThisProcess):
             error = StoreEndingError("it is ending")
 
     async def abandon(self, ticket: JoinTicket) -> None:
-        """Undo the call of `next_rendezvous` with this ticket: if no caller awaits the round, leave it."""
+        """Undo the call of `next_rendezvous` with this ticket: cancel it, or leave the round that it joined."""
         ticket.abandoned = True
         if self._join is not ticket:
             return  # the call has not begun, or a later call has followed it
@@ -443,7 +443,7 @@ class Node(OfThisProcess):
     def may_host(self, away: float) -> bool:
         """Return True if this node may serve its run's next store, after `away` seconds without a store.
 
-        A leaving node gives way to other hosts. A closing node serves no store: it would end with the node at once.
+        A leaving node first gives way to other hosts. A closing node serves no store: the store would soon end, too.
         """
         gives_way = away < min(GIVES_WAY_FOR, self.settings.store_gone_timeout / 2)
         return not self._closed and not (gives_way and (self.is_draining or self.part.leaves_because))

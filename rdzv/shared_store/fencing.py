@@ -151,7 +151,7 @@ class FencedCall:
             raise self._superseded_error(reason)
 
     def raise_timeout(self, message: str, *, keys: tuple[str, ...]) -> NoReturn:
-        """Raise the error of a wait for missing keys, which may never come if members are lost or the round is over."""
+        """Raise SharedStoreTimeoutError for missing keys; before the deadline, MembersLostError or RoundChanged."""
         lost, timed_out = self._lost_members(), SharedStoreTimeoutError(message, keys=keys, timeout=self.seconds)
         if not (lost or self._wait_ended) or self.now() >= self._deadline:
             raise timed_out

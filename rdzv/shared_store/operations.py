@@ -1,4 +1,4 @@
-"""The `torch.distributed.Store` API over one round's keys, for both twins of a round's store.
+"""The `torch.distributed.Store` API over one round's keys, for async and blocking stores.
 
     <prefix>k/<key>               a value, or the mark of a queue that has items
     <prefix>q/<key>/<unique>      one item of a queue; "/" and "%" in the key are percent-encoded

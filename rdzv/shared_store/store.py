@@ -62,7 +62,7 @@ def _timeout_seconds(timeout: object) -> float:
 
 
 class RequestClient(Protocol):
-    """The members of a client that a shared store needs."""
+    """The methods of a client that a shared store needs."""
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request."""
@@ -134,7 +134,7 @@ class _SharedStoreBase(RoundKeys, Generic[C]):
         return copied
 
     def without_wait_reports(self) -> Self:
-        """Return a clone whose waits are not reported as waits, and continue when members are lost."""
+        """Return a clone whose waits are not reported, and continue when members are lost."""
         copied = self.clone()
         copied._company = replace(self._company, lost=None, waiting=nullcontext)
         return copied
@@ -152,7 +152,7 @@ class LazyClient(OfThisProcess):
         self._opening = asyncio.Lock()
 
     def expect_store(self, store_id: str | None) -> None:
-        """Replace the client at the next request if a new round is in another store."""
+        """At the next request, replace the client if it is of another store than `store_id`."""
         self._of_another_store = self._client is not None and self._client.store_id != store_id
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
@@ -214,7 +214,7 @@ class SharedStore(_SharedStoreBase[RequestClient], Operations):
     """One round's store, for async callers.
 
     Every call raises `RoundSupersededError` once this node is no longer in the round. A call that waits raises
-    `MembersLostError` when a member is lost, and `SharedStoreTimeoutError` when its time is over.
+    `MembersLostError` on a member's loss (unless `waits_end_on_loss=0`), and `SharedStoreTimeoutError` on timeout.
     """
 
     def blocking(self, client: BlockingStore) -> BlockingSharedStore:
@@ -269,7 +269,7 @@ class BlockingSharedStore(_SharedStoreBase["BlockingStore"]):
 
     @property
     def _async_twin(self) -> Operations:
-        return cast("Operations", self)  # this object has all members that `Operations` needs
+        return cast("Operations", self)  # this object has all attributes that `Operations` needs
 
     async def _ask(self, request: Request[R], left: float) -> R:
         with self._reported_as_wait(request):

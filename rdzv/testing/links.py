@@ -16,14 +16,14 @@ __all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Link", "MemoryTr
 EVERYTHING = "*"
 
 HIGH_WATER_BYTES = 64 * 1024  # asyncio's default for transports over sockets
-SOCKET_BUFFER_BYTES = 64 * 1024  # both kernels' buffers; about Linux's smallest defaults
+SOCKET_BUFFER_BYTES = 64 * 1024  # the buffers of both ends' kernels together, about Linux's smallest defaults
 
 AnyProtocol = asyncio.Protocol | asyncio.BufferedProtocol
 End = tuple[AnyProtocol, asyncio.AbstractEventLoop]  # a protocol, and the loop in which it is called
 
 
 class LinkNetwork(Protocol):
-    """The members of `MemoryNetwork` that links use."""
+    """The part of `MemoryNetwork` that links use."""
 
     socket_buffer_bytes: int
 

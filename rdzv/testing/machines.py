@@ -150,7 +150,7 @@ def process_id_of(name: str) -> bytes:
 
 
 class StoreMachine:
-    """The store's machine. A `durable` store's disk outlives its processes. `rate`: its clock's seconds per second."""
+    """The store's machine. A `durable` store's disk outlives its processes. `rate`: clock seconds per true second."""
 
     def __init__(
         self, world: World, *, rng: random.Random, durable: bool = True, limits: Limits | None = None, rate: float = 1.0
@@ -227,6 +227,6 @@ class StoreMachine:
             self._listener = None
 
     def close(self) -> None:
-        """End the simulation."""
+        """Delete the disk."""
         if self.disk is not None:
             self.disk.close()

@@ -80,7 +80,7 @@ class MemoryNetwork:
         """Connect to a listener as `loop.create_connection` does, in one latency each way; wait during a partition.
 
         Raises:
-            ConnectionRefusedError: There is no such listener, or `refuse` applies.
+            ConnectionRefusedError: No such listener, a dead dialer, or `refuse` applies.
             ConnectionResetError: The link was reset before it was connected.
         """
         if source in self._dead:

@@ -53,7 +53,7 @@ class ClusterRound:
 
 
 class ClusterInterface(Protocol):
-    """The members of `cluster.Cluster` that nodes use."""
+    """The part of `cluster.Cluster` that nodes use."""
 
     settings: dict[str, Any]
 

@@ -102,7 +102,7 @@ def task_frames(task: asyncio.Task[Any]) -> list[FrameType]:
 
 
 def where(task: asyncio.Task[Any], *, of_users: bool = False) -> str:
-    """Return the line where a suspended task waits: the user's, else the library's ("" with `of_users`)."""
+    """Return the user's line where a suspended task waits; without one, the library's, or "" with `of_users`."""
     frames = task_frames(task)
     users = [frame for frame in frames if not frame.f_code.co_filename.startswith(NOT_THE_USERS)]
     if of_users and not users:

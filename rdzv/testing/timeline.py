@@ -37,7 +37,7 @@ Ts = TypeVarTuple("Ts")
 
 START = 1000.0  # not 0, to find code that takes 0 for "never"
 BUSY_TURNS = 2_000  # after this many turns without a timer, a process must be polling: each further turn takes time
-BUSY_TURNS_EACH = 20  # `BUSY_TURNS` per process, used if more in total
+BUSY_TURNS_EACH = 20  # turns per process; their sum replaces `BUSY_TURNS` if larger
 BUSY_SECONDS = 1e-4  # virtual seconds of each further turn
 BUSY_BEYOND = 1.0  # virtual seconds past the end of `run` to which busy tasks may push the clock
 BURIAL_STEPS_MAX = 100_000
@@ -230,7 +230,7 @@ class Host(asyncio.BaseEventLoop):
         return [task for task in list(self._tasks) if not task.done()]
 
     def fire_timer(self, handle: asyncio.Handle) -> None:
-        """Called when a timer fires."""
+        """Make a due timer's callback ready; while paused, only after `resume`."""
         if self.paused:
             self._late.append(handle)
         else:

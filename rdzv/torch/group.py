@@ -79,7 +79,7 @@ class RoundGroup:
                     f"group; otherwise {otherwise}"
                 )
         if not self._uses_gloo or set_group_timeout is None:
-            # One attempt with the full timeout: only gloo needs a short one, and before 2.9 cannot change it.
+            # One attempt with the full timeout: only gloo needs a short one, which PyTorch before 2.9 cannot lengthen.
             self._try_making(self.store, self.timeout)
             if self._aborted.is_set():
                 self.abort()  # `abort` was called while PyTorch was making the group: end the group

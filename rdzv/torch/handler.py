@@ -238,7 +238,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
         Raises:
             RendezvousGracefulExitError: This node was a spare and the run is closed; see the class.
-            RendezvousError: Any other failure. Under torchrun one line and `SystemExit` with status 1.
+            RendezvousError: Any other failure. Under torchrun, write one line and raise `SystemExit(1)`.
         """
         try:
             info = self._next_usable_round()
@@ -337,7 +337,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             try:
                 return handler.next_rendezvous()
             except ours.RendezvousClosedError:
-                # Raise in a named run, or if this node saw the run open: it belongs to the ended job. Else reopen it.
+                # Raise in a named run, or if this node saw the run open, so is of the ended job. Else reopen the run.
                 if self._run_id != NO_NAME or self._was_member or was_open:
                     raise
                 left = self._settings.join_timeout - (time.monotonic() - began)
@@ -458,7 +458,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _say_leaving(self, name: str) -> None:
         """Say at once that this node leaves, so that other nodes are preferred to host a next store."""
         if self._handler is not None and not self._over:
-            with contextlib.suppress(ours.RendezvousError):  # the handler is disconnected
+            with contextlib.suppress(ours.RendezvousError):  # the handler is closed
                 self._handler.leaves_because(signal_reason(name))
 
     def _end_by_signal(self, name: str) -> None:

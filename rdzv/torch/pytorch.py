@@ -209,7 +209,7 @@ def find_agent() -> Agent | None:
     for frame in _frames_above(sys._getframe()):
         if frame.f_code.co_name == "_invoke_run" and frame.f_globals.get("__name__") == _AGENT:
             agent, problem = frame.f_locals.get("self"), ""
-            with contextlib.suppress(AttributeError, KeyError, ValueError):  # no workers have ended yet
+            with contextlib.suppress(AttributeError, KeyError, ValueError):  # no worker has failed
                 failures = frame.f_locals["run_result"].failures.values()
                 problem = describe_failure(min(failures, key=lambda failure: failure.timestamp))
             return Agent(problem, getattr(agent, "_worker_group", None), agent)

@@ -113,7 +113,7 @@ class TorchRounds:
         return next(self._blocking)
 
     def close(self) -> None:
-        """Leave the run for good; after a `break` the garbage collector calls this."""
+        """Leave the run for good, as garbage collection does after a `break`."""
         if self._blocking is not None:
             self._blocking.close()
 
@@ -247,7 +247,7 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
         await self.in_thread(self.group.make)
 
     def _end_body(self, ending: Ending) -> None:
-        """Abort the group after a loss, and cancel the body; called in the node's thread."""
+        """After a loss, abort the group. Cancel the body unless it leaves at a `check`; called in the node's thread."""
         if ending.is_abrupt:
             self._end_thread_waits()
         elif self.monitor.phase is WorkPhase.AT_WORK:
@@ -274,9 +274,9 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run blocking work, such as a training step, in the round's thread, and wait for its end.
 
-        One call of `in_thread` runs at a time. A cancelled call waits for the end of the work, which must not write to
-        the model in the next round; the work's collectives are aborted, and its waits in the store end. If the
-        round's end cancels a call whose work succeeds, return its result, so that the caller counts the step.
+        One call of `in_thread` runs at a time. A cancelled call aborts the work's collectives, ends its waits in the
+        store, and returns after the work, which would else write to the model in the next round. If the round's end
+        cancels a call whose work succeeds, return its result, so that the caller counts the step.
         """
         doing = self._loop.run_in_executor(self._thread, functools.partial(bind_to_current_device(work), *arguments))
         try:

@@ -292,7 +292,7 @@ class TorchStore(dist.Store):
         self._shared = cast("BlockingSharedStore", _GoneStore(f"{of_what} is over, and so is the store of its members"))
 
     def close(self) -> None:
-        """Disconnect this store and its clones. A round closes its own store."""
+        """Disconnect this store and its clones; do nothing if it is a round's, which the round closes."""
         if self._owns_client and self._pid == os.getpid():
             self._shared.close()
 

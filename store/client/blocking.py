@@ -86,7 +86,7 @@ class Client(interface.BlockingStore):
         if parks:
             self._waiting.add(channel)
         try:
-            # Once it is registered: `interrupt` and `end_waits` may have missed it before.
+            # Once it is registered: `interrupt` and `end_waits` may have missed it.
             shared.check_request_allowed(request)
             answer = channel.call(request, timeout)[0]
             if type(request) in LEASED:

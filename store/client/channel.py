@@ -302,7 +302,7 @@ class Channel:
         return answer
 
     def receive(self, deadline: float = math.inf) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
-        """Read once, and yield the messages; `OSError` if the connection is lost, `_TimedOut` after the deadline."""
+        """Read once, and yield the messages; raise `OSError` if the connection is lost, `_TimedOut` at the deadline."""
         yield from self._decode_received(self._read(deadline))
 
     def _decode_received(self, data: bytes) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
@@ -367,7 +367,7 @@ class Channel:
             raise TimeoutError
 
     def _send(self, frame: bytes, deadline: float = math.inf) -> None:
-        """Send a frame; `TimeoutError` if the server stops reading. At the deadline, disconnect: `_TimedOut`."""
+        """Send a frame. Raise `TimeoutError` if the server stops reading; disconnect and raise `_TimedOut` if late."""
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
         # Without TLS, use `os.write`, which does not wait: `socket.send` would poll first.
@@ -452,7 +452,7 @@ class Channel:
             self._close_socket()
 
     def close(self, *, farewell: bool = False) -> None:
-        """Close the socket; the next call opens another one."""
+        """Close the socket, after a goodbye if `farewell`; the next call opens another."""
         if farewell and self.sock is not None and self.connection.abandoned_grants:
             with contextlib.suppress(StoreError):
                 self.call(Ping(), FAREWELL_WITHIN)  # before the pong, late grants arrive, and their leases are revoked

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HEARTBEATS_OF_BUSY = 6.0  # `HEARTBEAT`s of silence before closing, if the peer's system acknowledges all data; else one
 WATCHES_HEAR_EVERY = 20.0  # seconds between pings whose answers tell watches the store's revision
-LATE = 0.1  # seconds; if a call of `check` is later than this, the event loop was busy
+LATE = 0.1  # if a call of `check` is late by this many seconds, the event loop was busy
 LOOKS = 8  # the most calls of `check` during one wait for an answer
 SOON = 0.001  # seconds by which a timer may fire early
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BACKOFF_FIRST = 0.1  # seconds; the limit of the first pause between attempts to connect, doubled after each one
 BACKOFF_MOST = 2.0  # seconds; the limit of all pauses, which are drawn between 0 and their limit
 LASTED = 0.25  # seconds; after losing a connection that lasted longer, reconnect without a pause
-SOON = 1.0  # seconds of short pauses after a connection's loss: leases may expire early (S5)
+SOON = 1.0  # seconds of short pauses after a connection's loss, as `disconnect_ttl` may end leases
 BACKOFF_SOON = 0.25  # seconds; the limit of a pause in the first `SOON` seconds
 BACKOFF_RECENT = 0.5  # seconds; the limit in the first `RECENT` seconds, and always if the client keeps a lease
 RECENT = 30.0  # seconds after a connection's loss for which the store may be restarting
@@ -36,7 +36,7 @@ WORD_MOST = 64.0  # seconds; the longest wait for a server's first bytes, after 
 # The least time for an answer, an attempt or a greeting, in multiples of the shortest time to connect.
 ROUND_TRIPS = 3
 SHARE_OF_LEASE = 4  # the number of attempts to connect that fit into a lease's remaining time
-FAREWELL_WITHIN = 0.2  # seconds for late answers to grants before a client closes its connection
+FAREWELL_WITHIN = 0.2  # seconds that a closing client waits for answers to abandoned grants, whose leases it revokes
 LEAST = 0.05  # seconds; the shortest wait, so that an expired lease causes no busy loop
 
 

@@ -94,7 +94,7 @@ def release_lock(file: IO[str]) -> None:
 
 @contextlib.contextmanager
 def serving_process(directory: Path) -> Iterator[str | None]:
-    """Yield the id of the process that serves a directory; if none, None, with the lock file, if any, locked."""
+    """Yield the id of the process that serves a directory; if none does, None, with any lock file locked."""
     try:
         file = open(directory / LOCK, encoding="utf-8")  # noqa: SIM115 - closed below
     except OSError:
@@ -192,7 +192,7 @@ class LastGroupMark:
         return None
 
     def refuse_if_marked(self, path: Path) -> None:
-        """Raise `StoreUsageError` if there is a mark: the database that it belongs to was deleted."""
+        """For a directory without a database: raise `StoreUsageError` if a mark shows that it had one."""
         if (marked := self.read()) is not None:
             raise StoreUsageError(
                 f"{path} is gone, and {self._path} says that it held write {marked[1]} of store {marked[0]}: put it "

@@ -60,7 +60,7 @@ class Engine:
     ) -> None:
         self.store_id = store_id
         self.limits: Limits = limits or Limits()
-        self.read_only: str | None = None  # why no write is accepted; None if writes are accepted
+        self.read_only: str | None = None  # why no write is accepted, or None
         self.state: StoreState = StoreState(self.limits)
         state = self.state
         self._keys, self._leases, self._sessions = state.keys, state.leases, state.sessions

@@ -104,12 +104,12 @@ class Leases:
         self._looked_at = now
 
     def get(self, lease: int) -> LeaseRecord | None:
-        """Return the lease of this id; None if there is none, or if it is ending."""
+        """Return the lease of this id; None if it is missing or ending."""
         found = self._leases.get(lease)
         return None if found is None or found.ending else found
 
     def get_even_if_ending(self, lease: int) -> LeaseRecord | None:
-        """Return the lease of this id, even if it is ending; None if there is none."""
+        """Return the lease of this id, even if ending, or None."""
         return self._leases.get(lease)
 
     def next_id(self) -> int:
@@ -187,7 +187,7 @@ class Leases:
         return max(self._looked_at - lease.noted_at, 0.0)
 
     def remaining(self, lease: LeaseRecord) -> float:
-        """Return the seconds until the lease lapses."""
+        """Return the seconds until the lease expires."""
         return max(lease.ends_at - self._served, 0.0)
 
     def expired(self, *, most: int = 2**62) -> list[LeaseRecord]:

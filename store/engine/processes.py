@@ -86,7 +86,7 @@ class Processes:
         return fallen >= MANY or (fallen > 1 and 2 * fallen > all_of_them)
 
     def note_lease_kept(self, peer: int, lease: int) -> Process | None:
-        """Note that the process of a connection holds a lease; return the process, None if it is unknown."""
+        """Note that the process of a connection holds a lease; return the process, or None if unknown."""
         self.note_lease_released(lease)
         process = self._of_peer.get(peer)
         if process is not None:

@@ -182,7 +182,7 @@ class RequestExecutor:
         return messages.Counted(count=len(keys), revision=self._changes.revision)
 
     def _delete_older(self, request: messages.DeleteOlder) -> messages.DeletedOlder:
-        newest = self._keys.revision  # a later revision in a reply would make clients reject the store (S10)
+        newest = self._keys.revision  # clients would reject the store as an old copy if a reply named a later one (S10)
         if request.revision is not None:
             newest = min(newest, request.revision)
         most, entries = self._state.writes_max, self._keys.entries
@@ -287,7 +287,7 @@ class RequestExecutor:
             raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
         start = self._keys.revision + 1
         if request.start_revision is not None:
-            start = max(request.start_revision, self._history.began + 1)  # the store's first change
+            start = max(request.start_revision, self._history.began + 1)  # at the earliest, the store's first change
         if start > self._keys.revision + 1:
             raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {self._keys.revision}")
         self._state.check_key_size(request.prefix, "prefix")
@@ -343,7 +343,7 @@ class RequestExecutor:
         return None
 
     def check_waits(self, watchers: Iterable[Watcher]) -> None:
-        """Answer the waits that have ended; register each other wait at a missing key."""
+        """Answer the waits that have ended; register every other wait at a missing key."""
         for watcher in watchers:
             missing = self._check_wait(watcher, self._keys.entries, self._keys.revision)
             if missing is not None:

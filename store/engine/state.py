@@ -58,7 +58,7 @@ class StoreState:
 
     def __init__(self, limits: Limits) -> None:
         self.limits: Limits = limits
-        self.why_only_deletes: str | None = None  # why only deletes and small writes are accepted; None if all are
+        self.why_only_deletes: str | None = None  # why only deletes and small writes are accepted, or None
         self.writable_bytes: int = 0  # on a nearly full disk: the most bytes of a write
         self.steering_bytes: int = 0  # on a nearly full disk: bytes left for keys that coordinate a run
         self.keys: Keyspace = Keyspace()
@@ -70,7 +70,7 @@ class StoreState:
         self.snapshots: Snapshots = Snapshots(self.keys)
         self.history: History = History(limits.history_bytes_max)
         self.sessions: Sessions = Sessions(ttl=limits.session_ttl, sessions_max=limits.sessions_max)
-        self.held_elsewhere: Callable[[], int] = int  # returns the bytes held for connections and the disk
+        self.held_elsewhere: Callable[[], int] = int  # returns `Peers.unfreeable_bytes` of the server
 
     @property
     def writes_max(self) -> int:

@@ -129,7 +129,7 @@ class Waits:
         return found
 
     def is_registered(self, watcher: Watcher) -> bool:
-        """Return True if a wait is registered at all its keys; a postponed wait is not."""
+        """Return False if a wait is postponed: not registered at every key where `add` did so."""
         parked = self.parked[watcher]
         return watcher in self._at.get(parked.keys[parked.missing], ()) and all(
             watcher in self._under.get(condition.key, ()) for condition in parked.when

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Watcher = tuple[int, int]  # a peer, and the id of its watch or wait
 
 CLOSED_AT_ONCE = 512  # watches of a closed peer removed in one step: 0.5 ms
-SWEPT_AT = 1024  # empty entries that the history's list keeps at most, or half of all
+SWEPT_AT = 1024  # the history's list may keep this many empty entries, or half its length if more
 WATCH_OVERHEAD = 1024  # bytes counted per watch, besides its prefix
 COMPARISONS_MOST = 131_072  # comparisons of changed keys with watched prefixes, per request: about 20 ms
 LONG_KEY = 1024  # characters of a key whose comparison takes twice as long as that of a short key
@@ -180,7 +180,7 @@ class Watches:
 
 
 class History:
-    """The changes of each revision after `compacted`, bounded by bytes. `began`: the store's first revision."""
+    """The changes of each revision after `compacted`, bounded by bytes. `began`: the revision before the first."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

@@ -86,7 +86,7 @@ class Client(interface.BlockingStore):
         return Client(self._cluster, timeout=self.timeout, **self._options)
 
     def interrupt(self, error: StoreError) -> None:
-        """Make all calls raise `error`, also those under way."""
+        """See `BlockingStore.interrupt`."""
         failed = self._failed = self._failed or error
         if self._thread is not None and self._made_in is process_identity():
             self._thread.call_soon(lambda: self._client.fail(failed))

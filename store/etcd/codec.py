@@ -183,7 +183,7 @@ class FailureKind(Enum):
 
 
 class Failure(Exception):
-    """A failed attempt at a request; `trouble` says why, and if the request may have been carried out."""
+    """A failed attempt at a request; `trouble`: why, and if it may have been done; `silent`: no answer came."""
 
     def __init__(self, reason: str, trouble: FailureKind, *, silent: bool = False) -> None:
         super().__init__(reason)

@@ -63,7 +63,7 @@ class MemberChoice:
 
     def note_problem(self, place: int, failure: Failure) -> None:
         """Note a member's problem."""
-        if not (failure.silent and place in self._failing):  # a failing member's reason outlasts its silence
+        if not (failure.silent and place in self._failing):  # silence does not replace a failing member's reason
             self.problem = str(failure)
 
     def note_failure(self, place: int, failure: Failure, now: float) -> None:

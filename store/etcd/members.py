@@ -44,7 +44,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 ATTEMPT_FIRST = 1.0  # seconds for a request's first attempt, with several members; doubled after every two failures
 ATTEMPT_MOST = 8.0  # the most seconds for one attempt: etcd itself gives up after 7
-ATTEMPT_ALONE = 2.0  # seconds, the same for a request to a cluster of one member
+ATTEMPT_ALONE = 2.0  # seconds; replaces `ATTEMPT_FIRST` in a cluster of one member
 ATTEMPT_LEAST = 0.05  # the fewest seconds for an attempt
 IDLE = 5.0  # seconds of silence before a probe of the member, while watches are open
 BALANCE_AFTER = 300.0  # seconds until the client chooses a member anew; times 0.5 to 1.5, at random
@@ -203,7 +203,7 @@ class Members:
         return await self._retry_attempts(attempt, deadline, what, None)
 
     async def handle_stream_failure(self, subscription: Subscription, failure: Failure) -> None:
-        """Handle the end of a stream, and pause, so that streams that always end cause little load."""
+        """Handle the end of a stream. Unless the failure is `REOPEN`, pause, to limit the load of retries."""
         self.login.forget_rejected_token(failure, subscription.stream.token, 1)
         if self._current is not None and self._current.has_subscription(subscription):
             await self.drop_failed_connection(self._current, failure)
@@ -315,7 +315,7 @@ class Members:
         self._balance_at = math.inf if self.choice.is_single else self._time() + self.choice.jitter(BALANCE_AFTER)
 
     async def _probe_member(self, connection: Connection, limit: float) -> None:
-        """Raise `Failure` if a member has no leader, and `StoreReplaced` if it is of another cluster."""
+        """Raise `Failure` if a member does not answer or has no leader; `StoreReplaced` if its cluster was replaced."""
         floor = self.identity.revision
         token = await self.login.token(connection, limit)
         try:
@@ -349,7 +349,7 @@ class Members:
         self.choice.note_failure(place, failure, self._time())
 
     async def drop_failed_connection(self, connection: Connection, failure: Failure) -> None:
-        """Handle the failure of a connection; the next request makes another connection."""
+        """Close a failed connection, unless its member works; the next request makes another one."""
         if failure.trouble in (FailureKind.REOPEN, FailureKind.TOKEN):  # the member works
             return
         if self._current is connection:

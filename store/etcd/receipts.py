@@ -64,7 +64,7 @@ class WriteReceipts:
             self._free[receipt.lease].append(receipt)
 
     def forget_lapsed_lease(self, receipt: Receipt) -> None:
-        """Drop a lapsed lease, with all its receipts."""
+        """Forget a receipt's lapsed lease, with all receipts on it."""
         self._forget_receipts(receipt.lease)
         if receipt.lease == self.lease:
             self.lease = None

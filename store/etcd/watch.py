@@ -70,7 +70,7 @@ class Watch(interface.Watch):
             yield self.ready.popleft()
 
     async def wait_for_batch(self) -> None:
-        """Wait until there is a list of events in `ready`."""
+        """Wait until `ready` has a list of events."""
         while not self.ready:
             if self._closed:
                 raise StoreUsageError(NOT_OPEN)

@@ -1,7 +1,7 @@
 """Keeps Python's garbage collector from stopping a server for long (promise S11).
 
 A full collection takes 110 ms with 300,000 keys, and a store's data has no cycles. So objects that survived a
-collection of an older generation are hidden from later ones ("frozen"), until `collect_frozen` collects them, too.
+collection of an older generation are hidden from later collections ("frozen"), until `collect_frozen` collects them.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class TcpDialer:
 
 
 async def find_route(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:
-    """Return the first route that leaves this machine, else the first; and `server`, or `ELSEWHERE` for later hosts."""
+    """Return the first route that leaves this machine, else the first; and its host's id: `server` or `ELSEWHERE`."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
         for place, (host, port) in enumerate(hosts):

@@ -87,7 +87,7 @@ class Addresses:
         return f" ({self.host} is {', '.join(found[:TOLD_MOST])}{more} here)"
 
     def resolve(self, within: float = math.inf) -> list[Resolved] | None:
-        """Return the addresses in the order to try. None if the lookup is slow and none has worked: call again."""
+        """Return the addresses in order to try. None if the lookup is slow and no address has worked: call again."""
         if not self.literal and time.monotonic() >= self._holds_until:
             looking, wait = self._looking, not self._has_worked
             if looking is None or not looking.is_alive():  # only one lookup runs at a time: a lookup may take minutes

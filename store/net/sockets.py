@@ -50,7 +50,7 @@ CALLED = frozenset({"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"})
 
 
 def raised_by_signal(error: BaseException | None) -> bool:
-    """Return True if a signal's handler raised this error: no package of `CALLED` did."""
+    """Return True if a signal's handler raised this error: the raising code is outside `CALLED`."""
     if error is None or threading.current_thread() is not threading.main_thread():  # signal handlers run there
         return False
     trace = error.__traceback__
@@ -219,7 +219,7 @@ _limit_before = (0, 0)
 
 @contextlib.contextmanager
 def raised_file_limit() -> Iterator[int]:
-    """Raise the limit of open files in a block; the last block to end restores it, unless more files are open."""
+    """Raise the limit of open files in a block; the last block to end restores it, unless too many files are open."""
     global _limit_users, _limit_before
     if not _limit_users:
         _limit_before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -243,7 +243,7 @@ def open_file_count() -> int:
 
 
 def files_needed(connections: int) -> int:
-    """Return the limit of open files that lets a server accept so many connections."""
+    """Return the limit of open files that lets a server accept this many connections."""
     return open_file_count() + SPARE_FILES + connections
 
 

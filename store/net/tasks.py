@@ -62,7 +62,10 @@ async def run_together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
 
 
 async def run_to_end(work: Coroutine[Any, Any, T], *, within: float | None = None) -> T | None:
-    """Run work in its own task to its end, even if the caller is cancelled; return None after `within` seconds."""
+    """Run work in its own task to its end, even if the caller is cancelled; return its result.
+
+    After `within` seconds, return None; the work goes on.
+    """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     deadline = None if within is None else loop.time() + within

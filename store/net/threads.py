@@ -39,7 +39,7 @@ class Flag:
     """An event for threads and event loops which an exception of a signal's handler cannot break.
 
     The threads that wait for a `threading.Event` or a future share a lock with the thread that sets it. If a handler
-    raises just after a thread has acquired such a lock, it stays locked. Each waiter of a `Flag` has its own lock.
+    raises just after a thread has acquired such a lock, nothing unlocks it. Each waiter of a `Flag` has its own lock.
     """
 
     __slots__ = ("_is_set", "_waiting")
@@ -53,7 +53,7 @@ class Flag:
         return self._is_set
 
     def set(self) -> None:
-        """Wake all waiters, from any thread."""
+        """Set the flag and wake all waiters, from any thread."""
         self._is_set = True  # set before the loop, so that a new waiter sees the flag or is in the list
         while self._waiting:
             with contextlib.suppress(IndexError):  # another thread has taken the last waiter

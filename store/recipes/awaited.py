@@ -165,7 +165,7 @@ async def leader(store: Calls, name: str, *, timeout: float | None = None) -> by
 
 
 async def leaders(store: Calls, name: str) -> AsyncIterator[bytes | None]:
-    """Yield the leader's value, or None, at each change; quick changes may be skipped."""
+    """Yield the leader's value, or None, now and at each change; quick changes may be skipped."""
     ask = _TimedRequests(store, name)
     current = await _first_in_line(ask)
     while True:

@@ -1,1 +1,1 @@
-"""The server: sockets, turns, outboxes and the journal around the engine."""
+"""The server: sockets, scheduling, outboxes and the journal around the engine."""

@@ -95,7 +95,7 @@ class Dispatcher:
             match delivery:
                 case Delivery(watches=watches, events=events):
                     encoded = self._encode_events(events)
-                    if opening:  # send without a limit: each step of opening awaits a nearly empty outbox
+                    if opening:  # no limit: each step of opening a watch awaits a nearly empty outbox
                         for peer_id, watch_ids in watches.items():
                             for watch_id in watch_ids:
                                 self.send(self._peers.by_id[peer_id], _events_frame(watch_id, encoded))
@@ -163,7 +163,7 @@ class Dispatcher:
                     left.move_to_end(peer_id, last=False)
                 if (owed := self._owed.pop(peer_id, 0)) > len(some):
                     self._owed[peer_id] = owed - len(some)
-                if (peer := self._peers.by_id.get(peer_id)) is not None:  # None if it has closed meanwhile
+                if (peer := self._peers.by_id.get(peer_id)) is not None:  # None if closed meanwhile
                     for what in some:
                         tell(peer, what)
             if not left:

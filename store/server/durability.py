@@ -2,7 +2,7 @@
 
 If the journal cannot write, the server drops its connections, and reads the store back from the disk. The lost steps
 were never acknowledged. The server refuses writes, and tries the disk again each second. After a failed fsync, the last
-group may be on disk or not, so clients wait for a later durable commit.
+group may be on disk or not, so no client is accepted until a later commit.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Durability:
         return self.delays_large_writes and mutates(request) and not _is_small_write(request)
 
     def refusal_reason(self) -> str | None:
-        """Return why clients are refused now; None if they are accepted."""
+        """Return why clients are refused now, or None."""
         if self._restoring:
             return f"the store is read from its disk again: {self.engine.read_only}"
         if self.journal is not None and self.journal.in_doubt:

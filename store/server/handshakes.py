@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from store.server.peers import Peers
 
 HELD_MOST = 5.0  # seconds that a new client may be kept waiting for a session
-SOON = 0.001  # seconds that the timer's clock may be behind
+SOON = 0.001  # seconds by which a timer may be early
 
 
 @dataclass(eq=False, repr=False)
@@ -34,7 +34,7 @@ class Handshakes:
     token: Secret
     clock: Callable[[], float]
     leaving: bool = False
-    generation: int = 1  # of the stores that several hosts serve in turn, as authenticated clients have said
+    generation: int = 1  # the highest that an authenticated client has sent; see docs/protocol.md
     bytes_out: int = 0  # bytes sent on connections that have ended
     _refuses: bool = False  # the last connection was refused: do not log the next refusal
 
@@ -99,7 +99,7 @@ class Handshakes:
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)
         if replaced is not None:
-            replaced.abort()  # a close may be delayed, as the old connection's network path may be cut
+            replaced.abort()  # not `close`, which would wait if the old network path is cut
         self._table.mark_authenticated(peer)
         durable = self._durability.journal is not None
         welcome(

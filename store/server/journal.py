@@ -85,7 +85,7 @@ class RowsRefused(Exception):
 class Journal:
     """A store's files, and the thread that writes them."""
 
-    group_bytes: int = GROUP_BYTES  # the aimed size of the next group
+    group_bytes: int = GROUP_BYTES  # the target size of the next group
     _least_seconds = 0.0  # average seconds to write a small group
 
     def __init__(self, directory: str | os.PathLike[str], *, new_id: str) -> None:

@@ -91,7 +91,7 @@ class Outbox:
         self._count_frame(frame, 1)
 
     def release_held(self, number: int) -> bool:
-        """Make the frames ready that were held for steps up to `number`; return whether other frames are still held."""
+        """Make frames ready that were held for steps up to `number`; return whether others are still held."""
         count = bisect_right(self.held, number, key=_number)
         self.ready += [frame for _, frame in self.held[:count]]
         del self.held[:count]

@@ -246,10 +246,10 @@ class RequestScheduler:
         """Wait until all peers that now wait for their first turn have had it."""
         came = self._turns.came
         while self._turns.has_unserved(came):
-            await anyio.lowlevel.checkpoint()  # one pass of the loop gives waiting peers their turns
+            await anyio.lowlevel.checkpoint()  # each pass of the loop gives some peers a turn
 
     def seconds_waiting_by_peer(self, now: float) -> dict[int, float]:
-        """Map the id of each peer with waiting requests to their seconds of waiting."""
+        """Map the id of each peer with waiting requests to `Peer.seconds_waiting`."""
         waiting = chain(self._turns, self._slowed, self._for_disk, self.dispatcher.peers_awaiting_disk())
         return {peer.id: peer.seconds_waiting(now) for peer in waiting if peer.reading_paused}
 

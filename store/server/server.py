@@ -205,7 +205,7 @@ class Server(OfThisProcess):
         self._scheduler.dispatcher.flush()
 
     def _may_expire_leases(self) -> bool:
-        """Return whether leases may lapse now: no shutdown, a working journal, no keep-alive waiting for the disk."""
+        """Return whether leases may lapse now: no shutdown, and no disk so slow, or failed, that requests wait."""
         return self._engine.read_only is None and not self._handshakes.leaving and not self._durability.is_overloaded
 
     def _close_stalled_senders(self, now: float) -> None:
@@ -216,7 +216,7 @@ class Server(OfThisProcess):
                 self._peers.disconnect_peer(peer, Rejection("limit", why))
 
     async def shut_down(self) -> None:
-        """Send goodbyes and last frames, and close every connection within `LEAVE_WITHIN` seconds."""
+        """Stop the journal; then send goodbyes, and close every connection within `LEAVE_WITHIN` seconds."""
         self._handshakes.leaving = True
         try:
             with anyio.CancelScope(shield=True):

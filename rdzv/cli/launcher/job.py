@@ -82,7 +82,7 @@ def _parse_exit_codes(text: str) -> dict[ExitAdvice, int]:
 
 
 def _option(named: str, kind: Callable[[str], Any] | None, help: str, default: Any = None, without: Any = None) -> Any:
-    """Make a field of an option; `default` is for the command line, `without` (else `default`) for `Job`."""
+    """Return a field of `Job` for an option; `without`, if given, is the default of `Job` itself."""
     by = option(named, kind, help, default=default)
     return field(default=default if without is None else without, metadata={"by": by})
 
@@ -227,7 +227,7 @@ def environment_of(job: Job, info: RendezvousInfo, place: Ranks, *, local_rank: 
         "GROUP_WORLD_SIZE": str(info.world_size),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
-        # torchrun sets the next variables, too.
+        # torchrun also sets ROLE_* and TORCHELASTIC_*.
         "ROLE_NAME": "default",
         "ROLE_RANK": str(place.first_rank + local_rank),
         "ROLE_WORLD_SIZE": str(place.world_size),

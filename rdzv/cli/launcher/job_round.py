@@ -1,7 +1,7 @@
 """One round of `rdzv run`: starts the processes, waits for the round's end, and stops the processes.
 
 A round ends by the rules of `rdzv.loop.round_monitor`, as in `rounds()`. If it ends before the processes of all nodes
-have succeeded, all nodes meet again, also those whose processes have succeeded.
+have succeeded, and the run continues, all nodes meet again, also the successful ones.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Wished = NodesWaiting | Draining | Resized | StoreEnding  # announced changes, w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWait:
-    """A wait for a newer checkpoint than `checkpoint`, at most until the time `until`."""
+    """A wait for a change of the checkpoint file's modification time `checkpoint`, at most until the time `until`."""
 
     wished: Wished
     why: str
@@ -301,7 +301,7 @@ class JobRound:
         return bool(running)
 
     def ask_to_end(self, number: int) -> None:
-        """Send the processes a signal that ends them (0 sends none); later signals except SIGKILL are not sent."""
+        """Send the processes a signal that ends them (0 sends none); later calls do nothing."""
         self.is_ending = True
         for process in self._processes:
             process.ask_to_end(number)

@@ -289,7 +289,7 @@ class _Launcher:
             current.monitor.stop()
             with anyio.CancelScope(shield=True):
                 if not isinstance(outcome, Outcome):
-                    # A signal or a defect in this launcher has ended the round: blame no other node.
+                    # A signal or a defect in this launcher ended the round: claim its end for this node.
                     await current.report_end()
                 await current.stop_processes(self._signal or signal.SIGTERM)
                 self._round = None

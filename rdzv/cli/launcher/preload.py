@@ -80,7 +80,7 @@ def python_command(command: Sequence[str]) -> PythonCommand | str:
 
 
 def _is_this_python(found: str) -> bool:
-    """Return True if `found` is this interpreter, in the same folder: a virtual environment may link to another's."""
+    """Return True if `found` is this interpreter, in the same folder: virtual environments link to one interpreter."""
     here = Path(sys.executable)
     return Path(found).parent.absolute() == here.parent.absolute() and Path(found).resolve() == here.resolve()
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 READY = b"ready\n"
 FILES = 5  # files sent with each request
-REQUEST_BYTES_MAX = 16 * 1024 * 1024  # above Linux's limit for environment and arguments, a quarter of an 8 MiB stack
+REQUEST_BYTES_MAX = 16 * 1024 * 1024  # above Linux's limit for environment and arguments
 
 
 def serve(requests: socket.socket, folder: str, modules: list[str], standby: int, signals: str) -> Prepare:

@@ -189,7 +189,7 @@ class _Relay(threading.Thread):
     _unfinished: ClassVar[dict[int, _Relay | None]] = {1: None, 2: None}  # by stream: the writer of an unfinished line
 
     def __init__(self, source: int, target: int, label: bytes, log: FileIO | None = None) -> None:
-        super().__init__(name=f"output {label.decode()}")  # no daemon: Python waits at exit for its end
+        super().__init__(name=f"output {label.decode()}")  # no daemon: at exit, Python waits for this thread
         self._cut: set[str] = set()  # names of the files that could not be written
         self._log = None if log is None else (os.dup(log.fileno()), log.name)  # a process's two streams share this file
         self._from = source

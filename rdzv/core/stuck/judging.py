@@ -77,7 +77,7 @@ class StallDetector:
 
     def judge(self, heard: Mapping[str, LastNote], *, round: int, now: float, every: float) -> StuckVerdict:
         """Judge a round's live members by their last notes; call this about every `every` seconds."""
-        late = now - self._looked_at > every + AWAY_AFTER  # for example, after an outage: excuse all silence until now
+        late = now - self._looked_at > every + AWAY_AFTER  # the last call is long past: excuse all silence until now
         if round != self._round or late:
             self._round, self._excused_at = round, now
         self._looked_at = now

@@ -51,7 +51,7 @@ class Pace:
 
     told: int = 0  # the number of members that report steps
     step: int | None = None  # the largest begun step
-    age: float = 0.0  # seconds since the last member began a step
+    age: float = 0.0  # seconds since any member last began a step
     rate: float = 0.0  # the median, in steps per second; 0 if unknown
     limit: float = STUCK_AFTER  # seconds without a step after which a member is stuck, if others make progress
     stuck: Mapping[str, str]  # the stuck members, and why

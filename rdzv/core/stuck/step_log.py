@@ -38,7 +38,7 @@ class StepNote(Stored, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class _WaitMark:
-    """One wait of a member. Each `get` of a shared store makes one; as a generator, it would be far slower."""
+    """One wait of a member. Each `get` of a shared store makes one, so it is no generator, which would be slower."""
 
     beats: StepLog
     what: Callable[[], str]

@@ -84,7 +84,7 @@ class Election:
             self._running = None
 
     async def _lead_or_log(self, role: CoordinatorRole | None) -> None:
-        """Coordinate until the term ends. After an error, stay a candidate: this node may be the only one."""
+        """Coordinate if this node has or gets the role. After an error, stay a candidate: there may be no other."""
         try:
             if role is None:
                 await self._take_role()

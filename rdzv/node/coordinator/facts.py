@@ -29,8 +29,8 @@ LOOKS_EVERY = 0.5  # seconds, at least, between checks for stuck members
 LOOKS_EVERY_PER_NODE = 0.0005  # seconds per member, at least: more members make the store's answer longer
 # A lease with a smaller share of its TTL left is not being renewed: renewed leases have at least twice this left.
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
-ASKED_ABOUT_MOST: Final = 256  # in a round with more live members, asking the store about each takes too long
-LOOKS_AFTER: Final = (0.0, 0.01, 0.03)  # seconds before each check of a lease: closed connections may be noticed late
+ASKED_ABOUT_MOST: Final = 256  # live members; with more, ignore accusations of unnamed members
+LOOKS_AFTER: Final = (0.0, 0.01, 0.03)  # seconds before each lease check: the store may notice a closed connection late
 
 
 async def gather_answers(context: TermContext, asking: asyncio.Event) -> None:

@@ -324,7 +324,7 @@ class CoordinatorTerm:
             log.info("run %s: %s", self._keys.run_id, reason)
 
     async def _commit_if_there_is_room(self, decision: Commit) -> int | None:
-        """Commit a round. If the store is full, delete the last round's shared keys, or, if done before, report it."""
+        """Commit a round. If the store is full, delete the last round's shared keys; if still full, report that."""
         no_more_room = self._view.round is self._made_room_of
         try:
             return await self._commit(decision)

@@ -57,7 +57,7 @@ class TermContext:
         return Put(key, value, lease=self.run_lease.id)
 
     async def write(self, *writes: Operation, also: Sequence[Condition] = ()) -> int | None:
-        """Write in one transaction; return its revision, or None if a condition in `also` does not hold."""
+        """Write in one transaction; return its revision, None if `also` fails; raise ConditionFailed after the term."""
         holder = (Get(self.keys.coordinator),) if also else ()
         result = await self.store.transact(when=(*self.term_conditions, *also), then=writes, otherwise=holder)
         if result.succeeded:

@@ -117,7 +117,7 @@ async def roster(node: Node, membership: Membership) -> list[Participant]:
 
 @runs_to_completion
 async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None) -> None:
-    """Keep a small state of the run, such as a sampler's position, under a name from round to round.
+    """Keep `data`, a small state such as a sampler's position, in the run as `key`, from round to round.
 
     `in_round` is the number of the caller's round; by default the present one.
 
@@ -174,11 +174,11 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
 
 
 async def all_here(node: Node, *, timeout: float) -> bool:
-    """Wait until every member of this round has called `all_here`; return False if a member has left or died before.
+    """Wait until every member of this round has called `all_here`; return False if a member leaves or dies first.
 
     PyTorch's agents call this before they block on each other, as a member can die before it learns of its round.
-    All callers get the same answer: True if the last member has called, False if a member has noticed a loss or
-    departure before. If a live member does not call in time, return True: the caller's next step will time out.
+    All callers get the same answer: True once the last member has called, False if a member notices a loss or
+    departure first. If a live member does not call in time, return True: the caller's next step will time out.
 
     Raises:
         RendezvousConnectionError: The store cannot be reached.

@@ -74,7 +74,7 @@ class FollowedRun:
             self._mark_changed()
 
     async def refresh(self) -> None:
-        """Read the run again if changed; raise StoreError on failure."""
+        """Read the run again if changed, or else its steps; raise StoreError on failure."""
         await self._follower.synced.wait()
         if self._follower.error is not None:
             raise self._follower.error

@@ -29,7 +29,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 ROUND_TRIPS_TO_RECONNECT = 3  # round trips of a reconnection: the connection, the greeting, the welcome
 SLOW = 0.5  # if the store takes this many seconds to answer, a waiting node's reason says so
-ANSWERS_KEPT = 3  # answer times that a link keeps; the shortest counts as the round trip: longer ones have delays
+ANSWERS_KEPT = 3  # answer times that a session keeps; the shortest counts as the round trip: longer ones have delays
 IF_HOSTED = "if a node hosted this store, it ended with that node's process; a store of `rdzv serve` does not"
 SAY_AWAY_AFTER = 2.9  # seconds that the store is disconnected before the first warning (R22)
 ASK_EVERY = 1.0  # seconds between checks that the store answers, at least, while a caller waits for it
@@ -82,7 +82,7 @@ class StoreSession:
         self.keeping.on_silence = self._note_silence
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run a coroutine until the link is closed."""
+        """Run a coroutine until it ends or this session is closed."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_end)
@@ -128,7 +128,7 @@ class StoreSession:
         """From now on, log when the store has been disconnected or silent for a while, and when it returns.
 
         `who_waits` returns in words what this node waits for, or "". Once the coordinator has counted this node
-        (`is_counted`), the link also checks between keep-alives that the store answers.
+        (`is_counted`), the session also checks between keep-alives that the store answers.
         """
         self._who_waits, self._is_counted = who_waits, is_counted
         self._schedule_probe(self._probe_interval)
@@ -143,7 +143,7 @@ class StoreSession:
         self._asking = asyncio.get_running_loop().call_later(seconds, self._probe_store)
 
     def _probe_store(self) -> None:
-        """If a caller waits and the store has sent nothing lately, send a keep-alive, which the store must answer."""
+        """If a caller waits and the head's watch is quiet, send a keep-alive, which the store must answer."""
         every, silent_for = self._probe_interval, self.store.time() - self.follower.heard_at
         if silent_for < every - ASK_EARLY:
             self._schedule_probe(every - silent_for)

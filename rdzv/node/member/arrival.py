@@ -89,7 +89,7 @@ class Arrival(Generic[L]):
         self._sent = record
 
     def on_written(self, revision: int) -> bool:
-        """Handle the confirmation of the sent record; return False if the node has given the record up since."""
+        """Handle the confirmation of the sent record; return False if the record was given up or lost since."""
         sent, self._sent = self._sent, None
         self._apply(ArrivalEvent.WRITTEN)
         if self.state is not State.STANDING:

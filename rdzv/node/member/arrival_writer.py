@@ -1,7 +1,7 @@
 """Writes a node's record: an arrival is one transaction, conditional on the run's settings.
 
-An arrival also grants the record's lease. A node's first arrival also writes the settings, and takes the coordinator
-role if no node has it.
+An arrival also grants the record's lease. An arrival that replaces no record also writes the settings. The
+arrival of a node that is no candidate also takes the coordinator role if no node has it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escape_arguments(logging.getLogger(__name__))
 
 ROUND_TRIPS_PER_TTL = 10  # round trips that a node's TTL covers at least: time for three slow renewals
-BANS_LOOKED_FOR_MOST = 64  # bans in an arrival's conditions, at most; a node that waits then checks all bans
+BANS_LOOKED_FOR_MOST = 64  # bans in an arrival's conditions, at most; while waiting, the node checks all bans
 LAPSES_MOST = 4  # each further lease lost in one wait doubles the next TTL, up to this many times
 TTL_MOST = 30.0  # seconds, at most, of a lengthened TTL: a dead node may count as live for that long
 
@@ -108,7 +108,7 @@ class ArrivalWriter:
 
     def _warn_unanswered(self) -> None:
         part, link = self._part, self._link
-        if link.store.connected and not part.arrival.revision:  # the link warns in all other cases
+        if link.store.connected and not part.arrival.revision:  # the session warns in other cases
             text = "run %s: the store has not answered for %.0f s; node %s waits for it to take its arrival"
             log.warning(text, part.keys.run_id, SAY_AWAY_AFTER, part.node_id)
 

@@ -52,8 +52,8 @@ TICK = 0.25  # seconds; `_tried` grows in such steps, so that it counts no pause
 TRIED_LEAST = WITHIN / 2  # a node that tried for fewer seconds to reach rank 0 is not left out of the next round
 CUT_OFF_MOST = 8  # addresses, at most, that a node remembers because it did not reach rank 0 there
 TRY_AGAIN_AFTER = 1.0  # seconds, at most, from a failed attempt to arrive to the next
-# Seconds until a node that was left out because it did not reach rank 0 tries again. They double after each try, and
-# each time that the node is left out, as each of its arrivals interrupts the other nodes.
+# Seconds until a node, left out because it did not reach rank 0, tries again. They double after each try, and each
+# time that the node is left out: its arrivals interrupt other nodes.
 LOOK_AGAIN_FIRST, LOOK_AGAIN_MOST = 10.0, 600.0
 
 
@@ -67,7 +67,7 @@ class Joining:
     clock: JoinClock
     start_candidacy: Callable[[StoreSession, NodeState, CoordinatorRole | None], None] = field(kw_only=True)
     _me: Joiner = field(init=False)
-    _tried: float = 0.0  # seconds that this process tried to reach rank 0, without pauses of the process
+    _tried: float = 0.0  # seconds that this process tried to reach rank 0, without its pauses
 
     def _new_joiner(self, *, was_member: bool, left_out: str = "") -> Joiner:
         part = self.part
@@ -263,7 +263,7 @@ class Joining:
         return None if member is None else member.rank
 
     async def _reachability_verdict(self, membership: Membership) -> ReachVerdict | None:
-        """Return rank 0's verdict if not all members reached rank 0; None if all did, or do not check."""
+        """Return rank 0's verdict if not all members reached rank 0; else, after a loss, or without a check, None."""
         part, round = self.part, membership.round
         if not round.checked:
             return None

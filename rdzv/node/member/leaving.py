@@ -112,7 +112,7 @@ class Withdrawal:
         return result
 
     async def _wait_for_departure_report(self, link: StoreSession, arrival: int) -> None:
-        """If this node coordinates, wait until it has reported its departure: its successor would report a loss."""
+        """If this node coordinates, wait until it has reported its departure: else its successor reports a loss."""
         reported = Wakeup()
         within = HAND_OVER_WITHIN + HAND_OVER_TRIPS * link.round_trip
         with link.follower.listeners.listening(reported), anyio.move_on_after(within):

@@ -43,7 +43,7 @@ class MembershipWatcher:
     async def run(self) -> None:
         """Check this node's state at each event that may concern the node, and when a check is due."""
         with self._part.listeners.listening(self):
-            while True:  # check before the first event, as earlier ones were not noticed
+            while True:  # check before the first event: earlier ones went unnoticed
                 await self._wakeup.sleep_until(await self._check_state())
 
     def notify(self) -> None:

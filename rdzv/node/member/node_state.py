@@ -221,7 +221,7 @@ class NodeState:
 
     def _forget_record(self, link: StoreSession, *, by_decision: bool) -> None:
         self.arrival.on_removed()
-        if by_decision:  # this was no outage, in which other nodes lose their leases, too
+        if by_decision:  # no outage has ended the lease: the next record names no lapsed round
             self.lapsed_in = -1
         link.spawn(link.step_down(), f"decide nothing more of {self.keys.run_id}")
 

@@ -57,7 +57,7 @@ class StepReporter:
         return earlier_time(self._report_wait(link, membership), self._report_quiet(link, membership))
 
     def _report_wait(self, link: StoreSession, membership: Membership) -> float | None:
-        """Log a member's long wait in the round's store, and send a note of it without awaiting the next keep-alive."""
+        """Log a member's long wait in the round's store, and send a note of the wait at once."""
         beats = membership.beats
         beats.wait_is_watched = False  # so that a wait which begins after the next line calls `on_wait`
         wait = beats.longest_wait

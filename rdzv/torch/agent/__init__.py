@@ -1,1 +1,1 @@
-"""The agents of torchrun: their screen, the ends of their workers, and runs without a name."""
+"""The agents of torchrun: their log lines, signals, ends of workers, and runs without a name."""

@@ -176,11 +176,11 @@ class Screen:
 
 
 def signal_reason(signal: str) -> str:
-    """Return the reason for leaving at a signal, which the other nodes get, too."""
+    """Return the reason for leaving at a signal, as other nodes see it."""
     return f"it was told to end by {signal}"
 
 
 def exit_with_error(error: Exception) -> None:
-    """Write one sentence for an error (with LOGLEVEL=DEBUG its traceback first), and exit with status 1."""
+    """Write one sentence for an error (with LOGLEVEL=DEBUG also its traceback), and exit with status 1."""
     log.error("%s", error, exc_info=error if log.isEnabledFor(logging.DEBUG) else None)
     sys.exit(1)

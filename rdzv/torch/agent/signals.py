@@ -41,7 +41,7 @@ class EndSignals:
     _limit: threading.Timer | None = None  # runs while the agent leaves
 
     def install(self, *, instead_of_others: bool = False) -> None:
-        """In the main thread, handle the signals without a handler; `instead_of_others`: all of them."""
+        """In the main thread, handle the ending signals that have no handler; with `instead_of_others`, all."""
         if threading.current_thread() is threading.main_thread():
             if not instead_of_others:
                 patch_to_ignore_signals(self._is_repeated)

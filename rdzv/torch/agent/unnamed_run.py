@@ -39,7 +39,7 @@ def reopen_if_ended(url: str, overrides: Mapping[str, Any], *, wait: float) -> b
                 return True
             nodes = client.count(keys.nodes)
             if not nodes:
-                # Do not count the nodes again: a node that arrives now finds the run closed, and does not join it.
+                # Do not count again: a node that arrives now finds the run closed, and does not join.
                 unchanged = store.when.mod_revision(keys.closed) == closed.mod_revision
                 client.transact(when=(unchanged,), then=(store.Delete(keys.closed),))
                 return True

@@ -29,7 +29,7 @@ HUNG_UP: Final = "UNEXPECTED_EOF_WHILE_READING"
 
 
 async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: str) -> StoreError | Failure | None:
-    """Return why a member cannot be reached: a permanent error, a failure, or None if unknown."""
+    """Return why a member cannot be reached: a permanent error, a temporary failure, or None if unknown."""
     try:
         hello = await _first_bytes(host, port, tls)
     except ssl.SSLCertVerificationError as error:

@@ -33,7 +33,7 @@ class WatchStream:
         self._last_id = 0
         self._opening: deque[int] = deque()  # ids of watches that wait for an answer, in order
         self._subscriptions: dict[int, Subscription] = {}
-        self.ended: Exception | None = None  # why the stream has ended; None while it runs
+        self.ended: Exception | None = None  # why the stream has ended, or None
 
     async def requests(self) -> AsyncIterator[pb.WatchRequest]:
         """Yield the requests to send to the member, until the stream ends."""

@@ -28,7 +28,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 YIELD_AFTER = 1.0  # seconds of silence before a stranger may be closed; an honest client needs less
 YIELD_FACTOR = 3.0  # a stranger may be silent this many times as long as the slowest recent hello took
-YIELD_MOST = 8.0  # seconds of silence allowed at most, however slow honest clients are
+YIELD_MOST = 8.0  # the most seconds of silence, however slow honest clients are
 LATELY = 30.0  # seconds for which a slow hello counts as recent
 HELLO_FACTOR = 6  # while honest clients are slow, a hello may take up to `handshake_timeout` times this
 STRANGERS_LEAST = 16  # the least limit on strangers, unless `handshakes_max` is lower
@@ -96,7 +96,7 @@ class ConnectionTable:
         return tuple(self._rows)
 
     def register(self, who: Closeable, address: str, *, cost: int = 0, beside: bool = False) -> None:
-        """Register a connection; `beside`: an HTTP connection, for pages or metrics."""
+        """Register a connection of `cost` bytes; `beside`: an HTTP connection, for pages or metrics."""
         row = self._rows[who] = self._strangers[who] = _TableRow(address, self.clock(), cost, beside)
         self._connections[address] += 1
         self.bytes += row.cost
@@ -141,7 +141,7 @@ class ConnectionTable:
         self.lines.write(log, logging.WARNING, why, *args)
 
     def refusal_reason(self, address: str) -> str | None:
-        """Return why this address may not open another connection; None if it may."""
+        """Return why this address may not open another connection, or None."""
         if not self.has_room:
             return f"it has {len(self._rows)} connections, the most it takes (connections_max, or the file limit)"
         if self._connections[address] < self.limits.address_connections_max or is_loopback(address):

@@ -283,7 +283,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        """Return how many bytes were not sent yet."""
+        """Return the number of unsent bytes."""
         return self._raw.get_write_buffer_size()
 
 
