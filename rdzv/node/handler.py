@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import functools
 import os
-import sys
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import anyio
@@ -28,7 +27,7 @@ from rdzv.node.front import verbs
 from rdzv.node.front.node_view import NodeView
 from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
-from rdzv.node.link.node_loop import NodeThread, wait_for_result
+from rdzv.node.link.node_loop import wait_for_result
 from rdzv.node.link.wakeup import ThreadSafeWakeup
 from rdzv.node.member.health import run_health_check_in
 from rdzv.node.node import JoinTicket, Node
@@ -79,11 +78,6 @@ class Handler(NodeView, RendezvousHandler):
         self.shared_client: LazyClient = LazyClient(open_store)
         self._open_blocking_store = open_blocking_store
         self._pid = os.getpid()
-
-    def __del__(self) -> None:
-        if self._pid == os.getpid() and isinstance(self._loop, NodeThread) and not sys.is_finalizing():
-            with contextlib.suppress(RendezvousStateError):  # the thread has ended
-                self.node.close_unclosed("the program has no reference to its handler")
 
     async def __aenter__(self) -> Self:
         try:
@@ -153,9 +147,7 @@ class Handler(NodeView, RendezvousHandler):
         membership.call_when_over(lambda reason: client.interrupt(ConnectionLost(reason, maybe_applied=False)))
         if self.settings.waits_end_on_loss:
             membership.call_when_lost(lambda _: client.end_waits())
-        shared = shared_store(self.node, membership, self.shared_client).blocking(client)
-        shared.keeps_open = self
-        return shared, client
+        return shared_store(self.node, membership, self.shared_client).blocking(client), client
 
     async def next_rendezvous(self) -> RendezvousInfo:
         """Leave the current round, if any, and return once this node is a member of the next.
@@ -187,9 +179,8 @@ class Handler(NodeView, RendezvousHandler):
 
     def _make_info(self, membership: Membership) -> RendezvousInfo:
         self.shared_client.expect_store(membership.store_id)
-        calls = shared_store(self.node, membership, self.shared_client)  # of all clones
-        shared, here = calls.clone(), asyncio.get_running_loop()
-        shared.keeps_open = self  # `calls` must not, as the node refers to it
+        shared = shared_store(self.node, membership, self.shared_client)
+        here = asyncio.get_running_loop()
 
         def call_in_callers_loop(call: Callable[..., None], *arguments: object) -> None:
             with contextlib.suppress(RuntimeError):  # the caller's loop is closed, and has no call to end
@@ -197,9 +188,9 @@ class Handler(NodeView, RendezvousHandler):
 
         read_roster = functools.partial(self._roster, membership)
         info = RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
-        membership.call_when_over(functools.partial(call_in_callers_loop, calls.end_calls))
+        membership.call_when_over(functools.partial(call_in_callers_loop, shared.end_calls))
         if self.settings.waits_end_on_loss:  # end the present waits; later waits check for losses
-            membership.call_when_lost(lambda _: call_in_callers_loop(calls.end_waits))
+            membership.call_when_lost(lambda _: call_in_callers_loop(shared.end_waits))
         return info
 
     def changes(self) -> Changes:

@@ -130,14 +130,13 @@ class Node(OfThisProcess):
 
     def close_with_loop(self, caller: asyncio.AbstractEventLoop) -> None:
         """If the caller's event loop is closed without closing this node, close the node."""
-        why = "its caller's event loop was closed"
-        self.part.on_keep_alive = lambda: self.close_unclosed(why) if caller.is_closed() else None
 
-    def close_unclosed(self, why: str) -> None:
-        """Close this node, unless it is closed or never connected; thread-safe."""
-        if self._link is not None and not self._closed:
-            log.error("run %s: node %s was not closed, and leaves: %s", self.run_id, self.node_id, why)
-            self.loop.start(self.aclose()).over.call(self.loop.leave)
+        def close_if_loop_closed() -> None:
+            if caller.is_closed() and not self._closed:
+                log.error("run %s: the event loop of node %s was closed; the node leaves", self.run_id, self.node_id)
+                self.loop.start(self.aclose()).over.call(self.loop.leave)
+
+        self.part.on_keep_alive = close_if_loop_closed
 
     async def aclose(self) -> None:
         """Leave the round, stop coordinating, and disconnect for good. May be called twice, also concurrently."""

@@ -90,7 +90,6 @@ class _SharedStoreBase(RoundKeys, Generic[C]):
         self.lease: int | None = lease  # the lease of every key written, if any
         self._timeout = _timeout_seconds(timeout)
         self._company: MembershipQueries = company or MembershipQueries()
-        self.keeps_open: object = None  # the handler, which is closed once the program has no reference to it
         self._under_way: dict[anyio.CancelScope, bool] = {}  # running calls; True if a member's loss ends the call
 
     @abstractmethod
