@@ -138,24 +138,24 @@ class ServedWalk:
             return "wait"
         if peer.connection.welcomed is not None and (dice < 0.6 or (dice > 0.9 and not self.durable)):
             asked = [self.walk.one(r.choice(store_engine.SECTIONS)) for _ in range(r.choice((1, 1, 2, 5)))]
-            asked += [Watch(prefix="")] * 4 * (self.brief and r.random() < 0.1)
+            asked += [Watch(prefix="")] * 4 * (self.brief and r.random() < self.seed % 4 / 10)
             with contextlib.suppress(store.StoreError):
                 peer.ask(*asked)
             return f"{number} asks {' & '.join(map(text, asked))}"
-        if dice < 0.7:
+        if dice < 0.7 - 0.04 * self.brief:
             peer.transport.pause_reading()
             return f"{number} does not read"
-        if dice < 0.82:
+        if dice < 0.82 - 0.06 * self.brief:
             peer.transport.resume_reading()
             return f"{number} reads"
-        if dice < (0.88 if self.brief else 0.85):
+        if dice < 0.85 + 0.03 * self.brief:
             data = r.choice(eval(TABLES["damaged"])[: None if self.brief else 5])
             peer.transport.write(data)
             return f"{number} writes {text(data)}"
         if dice < 0.9:
             r.choice((peer.transport.close, peer.transport.abort, self.network.links(f"peer {number}")[0].reset))()
             return f"{number} hangs up"
-        if dice < 0.95:
+        if dice < 0.95 - 0.04 * self.brief:
             self.disk.fail_next = r.choice((0, 1, 2))
             r.choice((self.disk.make_room, self.disk.fill))()
             return f"the disk fails {self.disk.fail_next} times, room: {self.disk.reserve.has_room}"
@@ -184,7 +184,7 @@ async def _walk(seed: int, lines: list[str], **options: Any) -> None:
 def walks_in_brief() -> Iterator[str]:
     """Yield other walks; of each fifty lines the first, and a checksum."""
     for seed in range(3, 11):
-        most: Any = {"memory_bytes_max": (66_000, 120_000, 58_000)[seed % 3], "sessions_max": seed + 1}
+        most: Any = {"memory_bytes_max": (66_000, 120_000, 58_000)[seed % 3], "sessions_max": 9 - seed % 5}
         lines = run(partial(_walk, seed, durable=not seed % 2, brief=True, journal_bytes_max=5000 // seed, **most))
         for at in range(0, len(lines), 50):
             yield f"{seed} {shortened(lines[at], 60)} {zlib.crc32(' '.join(lines[at : at + 50]).encode()):08x}"
