@@ -79,8 +79,6 @@ class Dispatcher:
     def remove_peer(self, peer: Peer) -> None:
         """Forget a closed connection."""
         self._owed.pop(peer.id, None)
-        self.dirty.pop(peer, None)
-        self._later.pop(peer, None)
         self._holding.pop(peer, None)
 
     def deliver(self, deliveries: tuple[Delivery | Answer | WatchLost, ...], *, opening: bool = False) -> None:

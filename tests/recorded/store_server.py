@@ -42,7 +42,7 @@ def run(play: Callable[[list[str]], Coroutine[Any, Any, Any]]) -> list[str]:
         stack.enter_context(logged(lambda line: lines.append(f"  {line}")))
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             runner.run(play(lines))
-    return [shortened(line, 98) for line in lines]
+    return [shortened(line, 94) for line in lines]
 
 
 async def in_this_thread(function: Callable[[], Any]) -> Any:
@@ -138,7 +138,7 @@ class ServedWalk:
             return "wait"
         if peer.connection.welcomed is not None and (dice < 0.6 or (dice > 0.9 and not self.durable)):
             asked = [self.walk.one(r.choice(store_engine.SECTIONS)) for _ in range(r.choice((1, 1, 2, 5)))]
-            asked += [Watch(prefix="")] * 4 * (self.brief and r.random() < self.seed % 4 / 10)
+            asked += [Watch(prefix="")] * 9 * (self.brief and r.random() < self.seed % 4 / 10)
             with contextlib.suppress(store.StoreError):
                 peer.ask(*asked)
             return f"{number} asks {' & '.join(map(text, asked))}"
@@ -153,7 +153,7 @@ class ServedWalk:
             peer.transport.write(data)
             return f"{number} writes {text(data)}"
         if dice < 0.9:
-            r.choice((peer.transport.close, peer.transport.abort, self.network.links(f"peer {number}")[0].reset))()
+            r.choice((peer.transport.close, peer.transport.abort, partial(self.network.reset, f"peer {number}")))()
             return f"{number} hangs up"
         if dice < 0.95 - 0.04 * self.brief:
             self.disk.fail_next = r.choice((0, 1, 2))
