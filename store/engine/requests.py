@@ -371,7 +371,7 @@ class RequestExecutor:
         later = self._past.changes_after(names, since)
         missing = keys - entries.keys()
         conditions: dict[str, list[Condition]] = {}
-        for condition in parked.when if later else ():
+        for condition in parked.when:
             conditions.setdefault(condition.key, []).append(condition)
         most = 2 * looks + LOOKS_A_STEP
         for revision in sorted(later):

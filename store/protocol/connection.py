@@ -206,8 +206,6 @@ class ClientConnection:
         self._token: bytes | None = None
         self._name = name
         self._generation = generation  # see `Hello`
-        self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
-        self._nonce = b""
         self._greeting: Greeting | None = None
         self._hello: Hello | None = None
         self._last_id = 0
@@ -308,7 +306,7 @@ class ClientConnection:
 
     def _note_revision(self, response: Response) -> None:
         revision = getattr(response, "revision", 0)
-        if not revision and (entry := getattr(response, "entry", None)) is not None:
+        if (entry := getattr(response, "entry", None)) is not None:
             revision = entry.mod_revision
         self.seen_revision = max(self.seen_revision, revision)
 

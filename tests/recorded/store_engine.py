@@ -68,7 +68,7 @@ class Book:
             told |= {"size": str(facts.size), "frees": text(frees)}
             said.append(f" disk({', '.join(f'{name}={each}' for name, each in told.items() if each not in FEW)})")
         answer = "" if response is None else f" -> {text(response)}"
-        line = f"{what}{answer}{''.join(said)} {' '.join(new)}".rstrip()
+        line = f"{what}{answer}{''.join(said)} {' '.join(new)}".rstrip().replace("46116860184273879", "CHOSEN")
         self.lines.append(re.sub(r"(.)\1{11,}", lambda run: f"{run[1]}*{len(run[0])}", line))
 
     def connect(self, peer: int, session: bytes = b"", process: bytes = b"") -> None:
