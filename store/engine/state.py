@@ -114,8 +114,8 @@ class StoreState:
         given_up = max(self.snapshots.held_bytes - self.limits.outbox_bytes_max, 0)
         self.check_limit("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)
 
-    def check_write(self, write: Write, *, in_branch: bool = False) -> bytes:
-        """Check a write, but not the room for it; return the new value. `in_branch`: the caller checks lease room."""
+    def check_write(self, write: Write) -> bytes:
+        """Check a write, but not the room for it; return the new value."""
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
             self.check_key(key)
@@ -135,8 +135,7 @@ class StoreState:
                 if write.lease is not None:
                     raise StoreUsageError(f"a put of {brief(key)} takes ttl or lease, not both")
                 self.check_ttl(write.ttl, "ttl")
-                if not in_branch:
-                    self.check_lease_room(1, (key,))
+                self.check_lease_room(1, (key,))
         if write.lease is not None:
             self._check_lease(write.lease, write)
         return value
@@ -171,7 +170,7 @@ class StoreState:
             elif isinstance(operation, Delete):
                 sizes[key] = 0
             else:
-                value = self.check_write(operation, in_branch=True)
+                value = self.check_write(operation)
                 if isinstance(operation, Put) and operation.ttl is not None:
                     leased.append(key)
                 written.append((key, len(value)))
