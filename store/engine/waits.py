@@ -85,7 +85,6 @@ class Waits:
     def move_to_key(self, watcher: Watcher, missing: int) -> None:
         """Register a wait at another missing key."""
         parked = self.parked[watcher]
-        self._unregister_at(self._at, parked.keys[parked.missing], watcher)
         parked.missing = missing
         self._register_at_keys(watcher, parked)
 

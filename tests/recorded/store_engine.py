@@ -47,6 +47,7 @@ class Book:
         figures |= {
             "chores": self.engine.has_chores,
             "past": len(state.past._order),
+            "reader": getattr(state.snapshots.oldest, "reader", 0),
             "longest": state.keys.answer_bytes_max,
         }
         new = [f"{name}={text(figures[name])}" for name in figures if figures[name] != self.figures.get(name, 0)]
@@ -376,7 +377,7 @@ def scenes() -> list[str]:
             for step in read(", ".join("; ".join(rest).split("; "))):
                 book.play(step)
             book.finish()
-            lines.append(f"left: {book.what_is_left()}")
+            lines.append(f"left: {book.what_is_left()}, {len(book.engine.state.history._revisions)} revisions")
     return lines
 
 
