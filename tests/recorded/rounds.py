@@ -203,9 +203,9 @@ class Play(VirtualRun):
         await asyncio.sleep(0.01)
         return not any(host == at for _, at in self.unreachable)
 
-    async def put(self, key: str, value: bytes = b"") -> None:
+    async def put(self, key: str, value: bytes | None = b"") -> None:
         async with super().client("observer") as client:
-            await client.put(key, value)
+            await (client.delete(key) if value is None else client.put(key, value))
 
     def actor(self, name: str) -> Actor:
         if name not in self.actors:
