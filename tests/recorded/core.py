@@ -28,12 +28,10 @@ class Values(random.Random):
 
 def shown(value: Any) -> str:
     """Return a value in short, its numbers rounded."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return f"{type(value).__name__}({', '.join(shown(getattr(value, one.name)) for one in fields(value))})"
-    if isinstance(value, set | frozenset):
-        return shown(sorted(value))
+    if is_dataclass(value):
+        return shown((type(value).__name__, *(getattr(value, one.name) for one in fields(value))))
     if isinstance(value, dict):
-        return f"({', '.join(f'{name}: {shown(one)}' for name, one in value.items())})"
+        return shown([*value.items()])
     return f"[{', '.join(map(shown, value))}]" if isinstance(value, list | tuple) else tables.text(value)
 
 

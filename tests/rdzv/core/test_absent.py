@@ -1,8 +1,5 @@
 """The missing nodes: their names, the last facts about each, and a bound on their number."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, AbsenceReport, Missing, node_label
@@ -129,54 +126,6 @@ def test_a_loss_is_announced_with_the_address_of_the_lost_node() -> None:
     assert describe_gone(lost) == "localhost-4535 (10.77.0.12)"
 
 
-def gone(node_id: str, *, left: bool = False, is_member: bool = True, now: float | None = 3.0) -> Callable[..., None]:
-    return lambda book: book.add_gone(node_id, left=left, is_member=is_member, address="", now=now)
-
-
-def told(*missing: tuple[str, str, float | None]) -> Callable[..., None]:
-    those = tuple(Missing(node_id=node_id, how=how, ago=ago) for node_id, how, ago in missing)
-    return lambda book: book.take_over(AbsenceReport(missing=those), now=3.0)
-
-
-def short(now: float, **waited: float) -> Callable[..., None]:
-    return lambda book: book.note_shortage(short=True, now=now, **waited)
-
-
-@pytest.mark.parametrize(
-    ("events", "words", "waited"),
-    [
-        ([], "x never seen, y never seen", None),
-        ([gone("x"), gone("x", left=True)], "x lost 7, y never seen", None),
-        ([gone("m", left=True)], "m left 7, x never seen, y never seen", None),
-        ([gone("m", is_member=False)], "x never seen, y never seen", None),
-        ([gone("x", is_member=False, now=None)], "x lost, y never seen", None),
-        ([gone("x", now=11.0)], "x lost 0, y never seen", None),
-        ([gone("m"), gone("x"), short(1.0), AbsenceBook.note_round], "x lost 7, y never seen", None),
-        ([gone("m"), lambda book: book.add_arrival("m")], "x never seen, y never seen", None),
-        ([lambda book: book.add_arrival("x")], "y never seen", None),
-        ([gone("x"), lambda book: book.resync("z")], "x lost 7, y never seen", None),
-        ([lambda book: book.add_arrival("x"), lambda book: book.resync("y")], "x never seen", None),
-        (
-            [told(("x", "lost", 2.0), ("m", "left", None), ("y", "never seen", None))],
-            "x lost 9, m left, y never seen",
-            None,
-        ),
-        ([short(1.0), short(5.0)], "x never seen, y never seen", 9.0),
-        ([short(1.0), short(5.0, waited=2.0)], "x never seen, y never seen", 7.0),
-        ([short(11.0)], "x never seen, y never seen", 0.0),
-        ([short(1.0), lambda book: book.note_shortage(short=False, now=5.0)], "x never seen, y never seen", None),
-    ],
-)
-def test_each_event_of_the_book(events: list[Callable[..., Any]], words: str, waited: float | None) -> None:
-    book = AbsenceBook("xy")
-    for event in events:
-        event(book)
-    report = book.report(now=10.0)
-    ago = [(one, "" if one.ago is None else f" {one.ago:g}") for one in report.missing]
-    assert ", ".join(f"{one.node_id} {one.how}{since}" for one, since in ago) == words
-    assert (report.count, report.waited) == (len(report.missing), waited)
-
-
 @pytest.mark.parametrize(("address", "words"), [(None, "a"), ("", "a"), ("a", "a"), ("b", "a (b)")])
 def test_a_node_is_named_with_an_address_that_says_more(address: str | None, words: str) -> None:
     assert node_label("a", address) == words
@@ -185,15 +134,3 @@ def test_a_node_is_named_with_an_address_that_says_more(address: str | None, wor
 @pytest.mark.parametrize(("names", "words"), [("", ""), ("a", "a"), ("ab", "a and b"), ("abc", "a, b and c")])
 def test_names_are_listed_as_in_a_sentence(names: str, words: str) -> None:
     assert AbsenceReport(staying=tuple(names)).names_of_staying() == words
-
-
-@pytest.mark.parametrize(
-    ("waited", "elapsed", "words"),
-    [(3.0, 2.0, "waiting 5 s for a (x)"), (3.0, None, "waiting for a (x)"), (None, 2.0, "waiting for a (x)")],
-)
-def test_a_wait_is_told_with_its_duration_if_that_is_known(
-    waited: float | None, elapsed: float | None, words: str
-) -> None:
-    absent = AbsenceReport(missing=(Missing(node_id="a", how="x"),), count=1, waited=waited)
-    assert absent.describe_wait(elapsed=elapsed) == words
-    assert AbsenceReport(waited=waited).describe_wait(elapsed=elapsed) == ""

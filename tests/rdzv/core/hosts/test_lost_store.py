@@ -41,36 +41,23 @@ def test_only_the_members_of_the_lost_stores_last_round_have_survived_it() -> No
 ROUND = Round(number=7, term=1, size=5, buckets=1, host="h", port=1, revision=90)
 DRAINED = {"c": AnnouncedDrain(until=9.0, reason="")}
 GONE = Progress(phase=Phase.TRAINING, round=7, lost=1, lost_ids=("b",), departed=1, departed_ids=("c",))
+BEFORE = GONE.replace(departed=0, departed_ids=())
+AT_7: dict[str, Any] = {"round": ROUND, "progress": GONE}
 
 
 @pytest.mark.parametrize(
     ("head", "awaited", "round", "round_at"),
     [
         ({"round": ROUND}, 5, 7, 90),
-        ({"round": ROUND, "progress": GONE}, 3, 7, 90),
-        ({"round": ROUND, "progress": GONE, "moves_over": GONE.replace(departed=0, departed_ids=())}, 4, 7, 90),
-        (
-            {
-                "round": ROUND,
-                "progress": GONE,
-                "moves_over": GONE.replace(departed=0, departed_ids=()),
-                "drains": DRAINED,
-            },
-            3,
-            7,
-            90,
-        ),
-        ({"round": ROUND, "progress": GONE, "moves_over": GONE.replace(round=6), "drains": DRAINED}, 4, 7, 90),
-        ({"round": ROUND, "progress": GONE.replace(round=6)}, 5, 7, 90),
-        (
-            {"round": ROUND, "progress": GONE, "hosted": {"d": NodeWithStore(1, 90), "b": NodeWithStore(1, 90)}},
-            2,
-            7,
-            90,
-        ),
-        ({"round": ROUND, "progress": GONE, "hosted": {"d": NodeWithStore(1, 80)}}, 3, 7, 90),
-        ({"round": ROUND, "progress": GONE.replace(lost=3), "hosted": {"d": NodeWithStore(1, 90)}}, 1, 7, 90),
-        ({"round": ROUND, "progress": GONE.replace(lost=9)}, 0, 7, 90),
+        (AT_7, 3, 7, 90),
+        (AT_7 | {"moves_over": BEFORE}, 4, 7, 90),
+        (AT_7 | {"moves_over": BEFORE, "drains": DRAINED}, 3, 7, 90),
+        (AT_7 | {"moves_over": GONE.replace(round=6), "drains": DRAINED}, 4, 7, 90),
+        (AT_7 | {"progress": GONE.replace(round=6)}, 5, 7, 90),
+        (AT_7 | {"hosted": {"d": NodeWithStore(1, 90), "b": NodeWithStore(1, 90)}}, 2, 7, 90),
+        (AT_7 | {"hosted": {"d": NodeWithStore(1, 80)}}, 3, 7, 90),
+        (AT_7 | {"progress": GONE.replace(lost=3), "hosted": {"d": NodeWithStore(1, 90)}}, 1, 7, 90),
+        (AT_7 | {"progress": GONE.replace(lost=9)}, 0, 7, 90),
         ({}, 0, -1, 0),
         ({"lost_store": EARLIER}, 3, 8, 50),
         ({"lost_store": EARLIER, "hosted": {"d": NodeWithStore(1, 50), "e": NodeWithStore(1, 49)}}, 2, 8, 50),
