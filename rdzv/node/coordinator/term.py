@@ -464,8 +464,8 @@ async def _delete_old_rounds(context: TermContext, round: Round | None) -> None:
     try:
         for entry in await context.store.list(keys.rounds, keys_only=True):
             number, _, rest = entry.key.removeprefix(keys.rounds).partition("/")
-            term_of, slash, _ = rest.partition("/")
-            if slash and number.isdecimal() and term_of.isdecimal():  # the key is of an attempt at a round
+            term_of = rest.partition("/")[0]
+            if number.isdecimal() and term_of.isdecimal():  # the key is of an attempt at a round
                 attempts[int(number), int(term_of)] = None
         for attempt in attempts:
             # Skip this term's attempts, which the deciding task writes and deletes itself.

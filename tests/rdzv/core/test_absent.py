@@ -129,8 +129,3 @@ def test_a_loss_is_announced_with_the_address_of_the_lost_node() -> None:
 @pytest.mark.parametrize(("address", "words"), [(None, "a"), ("", "a"), ("a", "a"), ("b", "a (b)")])
 def test_a_node_is_named_with_an_address_that_says_more(address: str | None, words: str) -> None:
     assert node_label("a", address) == words
-
-
-@pytest.mark.parametrize(("names", "words"), [("", ""), ("a", "a"), ("ab", "a and b"), ("abc", "a, b and c")])
-def test_names_are_listed_as_in_a_sentence(names: str, words: str) -> None:
-    assert AbsenceReport(staying=tuple(names)).names_of_staying() == words
