@@ -113,13 +113,8 @@ def create_handler(url: str, overrides: Mapping[str, Any], *, blocking: bool = F
 
 
 def create_tcp(parameters: RendezvousParameters) -> Handler:
-    """Return a handler over a TCP store."""
-    return handler_from_settings(parse(parameters.url, parameters.overrides, os.environ))
-
-
-def handler_from_settings(settings: Settings) -> Handler:
     """Return a handler over a TCP store, which this process may host."""
-    way = _TcpConnector(resolve_file_settings(settings))
+    way = _TcpConnector(resolve_file_settings(parse(parameters.url, parameters.overrides, os.environ)))
     return Handler(way.node, open_store=way.client, open_blocking_store=way.blocking_client)
 
 

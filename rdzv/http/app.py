@@ -89,7 +89,7 @@ class _MonitoringPages:
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _answer_ready(self, request: web.Request) -> web.Response:
-        await self.runs.ping_store()  # if the ping fails, `listening` answers with 503
+        await self.runs.client.ping(timeout=2.0)  # if the ping fails, `listening` answers with 503
         return await health(request)
 
     async def _metrics(self, _: web.Request) -> web.Response:

@@ -74,7 +74,7 @@ class RunReader:
     """Reads a store's runs whose keys begin with `prefix`."""
 
     def __init__(self, client: Client, *, prefix: str) -> None:
-        self._client = client
+        self.client = client
         self._prefix = prefix
         self._looking = asyncio.Lock()
         self.over: dict[str, _EndedRun] = {}  # the runs without nodes at the last read
@@ -83,10 +83,6 @@ class RunReader:
         self._answers: dict[str, tuple[float, float, Any]] = {}
         self.followed: FollowedRuns = FollowedRuns(client, prefix)  # the runs read lately, kept current by watches
 
-    async def ping_store(self) -> float:
-        """Return the round trip to the store, in seconds."""
-        return await self._client.ping(timeout=2.0)
-
     async def list_live_runs(self) -> list[dict[str, Any]]:
         """Return the figures of runs with nodes."""
         return await self._cached("", self._read_live_runs)
@@ -94,12 +90,12 @@ class RunReader:
     async def _cached(self, what: str, look: Callable[[], Awaitable[T]]) -> T:
         """Return the last answer about `what` if it may be reused, else a new answer of `look`."""
         async with self._looking:
-            began = self._client.time()
+            began = self.client.time()
             if_changed, until, told = self._answers.get(what, (0.0, 0.0, None))
             if began >= (if_changed if what in self.followed.changed else until):
                 has_changed = what in self.followed.changed
                 self.followed.changed.discard(what)
-                told, now = await look(), self._client.time()
+                told, now = await look(), self.client.time()
                 self._answers = {one: known for one, known in self._answers.items() if known[1] > now}
                 pause = FRESH_FOR * (now - began)
                 # The next change is read almost at once, or after `pause` if a change has caused this reading.
@@ -109,7 +105,7 @@ class RunReader:
     def seconds_until_due(self, run_id: str) -> float:
         """Return the seconds until unread changes of a run, or of the runs' list, may be read; infinity if none."""
         unread = [what for what in ("", f"{run_id}/") if what in self.followed.changed and what in self._answers]
-        return min((self._answers[one][0] for one in unread), default=math.inf) - self._client.time()
+        return min((self._answers[one][0] for one in unread), default=math.inf) - self.client.time()
 
     async def list_live_and_ended(self) -> list[dict[str, Any]]:
         """Return the figures of runs with nodes and of the youngest ended runs, without members' steps."""
@@ -122,8 +118,8 @@ class RunReader:
         return sorted(told, key=lambda one: one["run_id"])
 
     async def _read_live_runs(self) -> list[dict[str, Any]]:
-        now = self._client.time()
-        usages = await read_usage(self._client, self._prefix)
+        now = self.client.time()
+        usages = await read_usage(self.client, self._prefix)
         before, self.over = self.over, {}
         await self.followed.drop_unused()
         unknown = []
@@ -135,7 +131,7 @@ class RunReader:
         live = []
         for at in range(0, len(unknown), COUNTED_AT_ONCE):
             some = unknown[at : at + COUNTED_AT_ONCE]
-            nodes = await run_together(*(self._client.count(self._key_names(id).nodes) for id in some))
+            nodes = await run_together(*(self.client.count(Keys(self._prefix, id).nodes) for id in some))
             for id, count in zip(some, nodes, strict=True):
                 summary = (await self.followed.refresh_run(id)).summary() if count else None
                 if summary is not None and any(summary[name] for name in ("members", "waiting", "spares")):
@@ -156,7 +152,7 @@ class RunReader:
 
     async def page_state(self, run_id: str) -> dict[str, Any] | None:
         """Return one run for the page, without values that time alone changes; None if the run does not exist."""
-        if not await self._client.count(self._key_names(run_id).root):
+        if not await self.client.count(Keys(self._prefix, run_id).root):
             return None
         return await self._cached(f"{run_id}/", partial(self._read_page_state, run_id))
 
@@ -166,15 +162,12 @@ class RunReader:
     async def history(self, run_id: str) -> tuple[History, float]:
         """Return a run's history and the present time on its clock; raise `NoSuchRun` if the run does not exist."""
         await self._check_exists(run_id)
-        run = Run(self._client, self._key_names(run_id))
+        run = Run(self.client, Keys(self._prefix, run_id))
         return await run.whole_history(), await run.time_of_day()
 
     async def _check_exists(self, run_id: str) -> None:
-        if not await self._client.count(self._key_names(run_id).root):
+        if not await self.client.count(Keys(self._prefix, run_id).root):
             raise NoSuchRun(run_id)
-
-    def _key_names(self, run_id: str) -> Keys:
-        return Keys(self._prefix, run_id)
 
 
 def _is_usage_unchanged(before: RunUsage, now: RunUsage) -> bool:

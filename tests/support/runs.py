@@ -21,7 +21,8 @@ from typing import Any, Self, TypeVar
 
 import store
 from rdzv import Change, RendezvousInfo
-from rdzv.backends.builtin import handler_from_settings
+from rdzv.backends.builtin import create_tcp
+from rdzv.backends.registry import RendezvousParameters
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
 from rdzv.loop.member import LoopOptions
@@ -302,7 +303,7 @@ async def real_run(run_id: str = "job", **parameters: Any) -> AsyncIterator[Call
 
         def make(name: str, **own: Any) -> Handler:
             given = {"node_id": name, "is_host": False, **parameters, **own}
-            handler = handler_from_settings(parse(f"{server.url}/{run_id}", given, {}))
+            handler = create_tcp(RendezvousParameters.from_url(f"{server.url}/{run_id}", given))
             made.append(handler)
             return handler
 

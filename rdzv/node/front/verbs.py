@@ -124,7 +124,7 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
     Raises:
         RoundSupersededError: This node is in no round, or `in_round` is not its present round.
     """
-    _check_text("key", key)
+    check_text("key", key)
     link, membership, keys = await node.open_link(), node.membership, node.keys
     over = f"node {node.node_id} is no longer in that round of run {node.run_id}; nothing was kept"
     if membership is None or in_round not in {None, membership.round.number}:
@@ -137,11 +137,6 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
 
     if not await node.call_store(write_kept_data):
         raise mark_run(node.run_id, RoundSupersededError(over))
-
-
-def _check_text(name: str, given: object) -> None:
-    if not isinstance(given, str):
-        raise RendezvousSettingsError(f"{name}={given!r:.80} must be text")
 
 
 @runs_to_completion
@@ -333,5 +328,5 @@ async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id:
 
 async def restore(node: Node, key: str) -> bytes | None:
     """Return the data that a member has last kept under this name."""
-    _check_text("key", key)
+    check_text("key", key)
     return await verb_from_run(Run.restore)(node, key)

@@ -10,7 +10,7 @@ import pytest
 
 import rdzv
 import store
-from rdzv.backends.builtin import create_etcd, create_tcp, handler_from_settings
+from rdzv.backends.builtin import create_etcd, create_tcp
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.registry import RendezvousParameters
 from rdzv.config.settings import parse
@@ -142,10 +142,12 @@ async def test_a_connection_is_entered_once() -> None:
 async def test_names_come_from_a_file(tmp_path: Path) -> None:
     listed = tmp_path / "nodes"
     listed.write_text("# the partition\ngpu-001\ngpu-002  # the slow one\n\n")
-    handler = handler_from_settings(parse("tcp://127.0.0.1/job", {"expected": "head", "expected_file": listed}, {}))
+    handler = create_tcp(
+        RendezvousParameters.from_url("tcp://127.0.0.1/job", {"expected": "head", "expected_file": listed})
+    )
     assert handler.settings.expected == ("head", "gpu-001", "gpu-002")
     with pytest.raises(rdzv.RendezvousSettingsError):
-        handler_from_settings(parse("tcp://127.0.0.1/job", {"expected_file": tmp_path / "none"}, {}))
+        create_tcp(RendezvousParameters.from_url("tcp://127.0.0.1/job", {"expected_file": tmp_path / "none"}))
     listed.write_text("rack/7\n")
     with pytest.raises(rdzv.RendezvousSettingsError):
-        handler_from_settings(parse("tcp://127.0.0.1/job", {"expected_file": listed}, {}))
+        create_tcp(RendezvousParameters.from_url("tcp://127.0.0.1/job", {"expected_file": listed}))
