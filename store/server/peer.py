@@ -82,8 +82,6 @@ class Peer(asyncio.BufferedProtocol):
         self.reading_paused: bool = False
         self.received_at: float = 0.0
         self.address: str = ""
-        self._port = 0
-        self.secure: bool = False
 
     @property
     def name(self) -> str:
@@ -95,7 +93,7 @@ class Peer(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Handle an accepted connection."""
         self._transport = cast("asyncio.Transport", transport)
-        self.secure = transport.get_extra_info("sslcontext") is not None
+        self.secure: bool = transport.get_extra_info("sslcontext") is not None
         # With the limit 0, asyncio calls `pause_writing` if any bytes are unsent.
         self._transport.set_write_buffer_limits(high=0)
         peername = transport.get_extra_info("peername")
