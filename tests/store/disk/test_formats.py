@@ -50,7 +50,7 @@ def test_a_store_or_a_copy_of_an_older_release_is_carried_over_step_by_step(old:
         assert saved_in(old).store_id == "id"
         assert taken == ["second", "third"]
         report = copies.restore(old / "copy", old / "other", new_id="new")
-        assert [entry.key for entry in report.saved.entries] == ["k"]
+        assert ([entry.key for entry in report.saved.entries], taken[2:]) == (["k"], ["second", "third"])
         assert [entry.key for entry in saved_in(old / "other").entries] == ["k"]
     with pytest.raises(StoreUsageError, match=f"has format {NOW + 3}, and this release, which is older"):
         saved_in(old)
