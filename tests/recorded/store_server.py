@@ -42,7 +42,7 @@ def run(play: Callable[[list[str]], Coroutine[Any, Any, Any]]) -> list[str]:
         stack.enter_context(logged(lambda line: lines.append(f"  {line}")))
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             runner.run(play(lines))
-    return [shortened(line, 74) for line in lines]
+    return [shortened(line, 70) for line in lines]
 
 
 async def in_this_thread(function: Callable[[], Any]) -> Any:
