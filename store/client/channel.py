@@ -466,7 +466,6 @@ class Channel:
                 with contextlib.suppress(OSError):
                     sock.sendall(wire.encode_bye("done"))
             sock.close()
-        self.pushed.clear()
         self.connection.end_connection()
 
     def _close_previous(self) -> None:

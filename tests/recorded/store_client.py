@@ -79,9 +79,9 @@ class Scene:
         except Exception as error:  # noqa: BLE001 - it is recorded
             self.note(f"raises {text(error)}")
 
-    def at(self, seconds: float, row: str) -> None:
+    def at(self, seconds: float, row: Any) -> None:
         """Do what a row says later, while the loop runs."""
-        self.loop.call_later(seconds, self.run, row)
+        self.loop.call_later(seconds, *((self.run, row) if isinstance(row, str) else (row,)))
 
     def wait(self, work: float | Coroutine[Any, Any, Any]) -> Any:
         """Let time pass, or wait for some work."""
@@ -331,6 +331,7 @@ class Sock(asyncio.Protocol):
 
     def write(self, data: memoryview) -> int:
         """Send some of it at once."""
+        assert self.scene.client.shared.tls is None, "what is written is not encrypted"
         if self.transport.get_write_buffer_size():
             raise BlockingIOError
         return self.send(data)
