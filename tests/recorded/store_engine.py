@@ -33,6 +33,7 @@ class Book:
         self.engine, self.lines, self.now = engine, lines, 1000.0
         self.connected: set[int] = set()
         self.unwritten: list[str] = []
+        self.usual = "replies=[[0, 0]]"  # the facts of a kept reply to the last request
         self.last: dict[int, int] = {}
         self.saved: list[Any] = []
         self.works: dict[int, Any] = {}
@@ -69,7 +70,11 @@ class Book:
             told |= {"size": str(facts.size), "frees": text(frees)}
             said.append(f" disk({', '.join(f'{name}={each}' for name, each in told.items() if each not in FEW)})")
         answer = "" if response is None else f" -> {text(response)}"
-        line = f"{what}{answer}{''.join(said)} {' '.join(new)}".rstrip().replace("46116860184273879", "CHOSEN")
+        line = (
+            f"{what}{answer}{''.join(said)} {' '.join(new)}".rstrip()
+            .replace("46116860184273879", "CHOSEN")
+            .replace(self.usual, "reply")
+        )
         self.lines.append(re.sub(r"(.)\1{11,}", lambda run: f"{run[1]}*{len(run[0])}", line))
 
     def connect(self, peer: int, session: bytes = b"", process: bytes = b"") -> None:
@@ -88,6 +93,7 @@ class Book:
         self.last[peer] = max(self.last[peer], number)
         done = number - 1 if acknowledged is None else acknowledged
         response, deliveries, work = self.engine.apply(request, peer, number, done, self.now)
+        self.usual = f"replies=[[{done}, {number}]]"
         if work is not None:
             self.works[peer] = work
         more = " more" if work else ""
