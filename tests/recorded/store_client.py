@@ -15,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import anyio
+
 import store
 from rdzv.testing.timeline import START
 from store import messages
@@ -90,6 +92,11 @@ class Scene:
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
         """Start a task, of which the outcome is written."""
         self.tasks.append(self.loop.create_task(self._finish(len(self.tasks), work)))
+
+    async def within(self, seconds: float, work: Coroutine[Any, Any, Any]) -> None:
+        """Await work, and cancel it after some seconds, as anyio does."""
+        with anyio.move_on_after(seconds):
+            await work
 
     async def _finish(self, number: int, work: Coroutine[Any, Any, Any]) -> None:
         try:
