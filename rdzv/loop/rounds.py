@@ -137,16 +137,16 @@ class Round(BodyCalls):
 
     async def __aenter__(self) -> Self:
         self._enter()
-        self._body = asyncio.current_task()
-        assert self._body is not None, "a body runs in a task"
-        self._cancelled_before = self._body.cancelling()
+        body = asyncio.current_task()
+        assert body is not None, "a body runs in a task"
+        self._body, self._cancelled_before = body, body.cancelling()
         self._scope.__enter__()
         return self
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         # Only the task that entered the scope may leave it. The scope swallows only its own cancellation.
         body, cancelled_by_us = self._body, False
-        if body is not None and asyncio.current_task() is body:
+        if asyncio.current_task() is body:
             cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))
             # Swallow also the CancelledError that `asyncio.gather` raises itself after the scope's cancellation, but
             # never another caller's cancellation, which the scope swallows before anyio 4.16.
