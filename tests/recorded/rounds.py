@@ -220,7 +220,7 @@ def known(handler: Handler) -> dict[str, Any]:
     told["may host"] = [node.may_host(away) for away in (0.0, 1.0, 2.0, 3.0)]
     told["others"] = [handler.describe_absence(one) for one in "abc"]
     told["link"] = link and (link.describe_slowness(), link.hosting_hint)
-    told["draining"] = handler.draining()
+    told["draining"] = dict(handler.draining())
     for of, names in (
         (node, "is_connected connected_for joining needs_store has_lost_store is_draining store_loss store_generation"),
         (node.part, "reason progress known_round times_left_out lapses lapsed_in cut_off unreached"),
