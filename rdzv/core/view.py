@@ -273,7 +273,6 @@ class View:
         self._lost_before = lost - self.members.keys()
         self._missed.clear()
         self._unnamed = {True: 0, False: 0}
-        self.live.clear()
         self.absences.note_round()
         self.why_lost.clear()
         self._stuck.clear()
