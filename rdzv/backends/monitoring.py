@@ -66,7 +66,7 @@ def serve_embedded(
     """
     port_of_page, insecure = settings.http_port, settings.insecure
     nodes, most = settings.min_nodes or 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if nodes > 1 and most != resource.RLIM_INFINITY and most < (files := files_needed(nodes)):
+    if nodes > 1 and most != resource.RLIM_INFINITY and most < (files := files_needed(2 * nodes)):
         raise RendezvousSettingsError(
             f"the limit of open files is {most}, and the store of a run of {nodes} nodes needs {files}; raise ulimit -n"
         )

@@ -32,6 +32,7 @@ YIELD_MOST = 8.0  # the most seconds of silence, however slow honest clients are
 LATELY = 30.0  # seconds for which a slow hello counts as recent
 HELLO_FACTOR = 6  # while honest clients are slow, a hello may take up to `handshake_timeout` times this
 STRANGERS_LEAST = 16  # the least limit on strangers, unless `handshakes_max` is lower
+CONNECTIONS_LEAST = 2  # a node has a connection, and another one for its round's store
 BESIDE_SHARE = 4  # at most one stranger in this many may be an HTTP connection
 SOON = 0.001  # seconds; a shorter timer may be below the clock's resolution
 RAW_BYTES = 64 * 1024
@@ -76,8 +77,8 @@ class ConnectionTable:
         self.set_limit(limits.connections_max)
 
     def set_limit(self, most: int) -> None:
-        """Limit connections to `most`, as each needs a file. Half, but at least `STRANGERS_LEAST`, may be strangers."""
-        self.connections_max: int = min(self.limits.connections_max, max(most, 1))
+        """Limit connections to `most`, as each needs a file. Half, or `STRANGERS_LEAST` if more, may be strangers."""
+        self.connections_max: int = min(self.limits.connections_max, max(most, CONNECTIONS_LEAST))
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))
 
     @property

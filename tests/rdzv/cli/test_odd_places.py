@@ -76,6 +76,13 @@ def test_a_store_that_cannot_serve_the_fewest_nodes_of_its_run_is_refused(host: 
     assert done.returncode == 121
 
 
+def test_with_few_open_files_a_node_alone_has_its_rounds_store() -> None:
+    """Regression: the store admitted one connection, and the first call of the round's store waited for ever."""
+    script = "import rdzv.sync, sys\nfor one in rdzv.sync.rounds(sys.argv[1]):\n  with one: one.store.set('a', '')"
+    line = ["bash", "-c", 'ulimit -n 64; exec "$@"', "bash", sys.executable, "-c", script, alone()[1]]
+    subprocess.run(line, cwd=ROOT, timeout=30, check=True)
+
+
 @pytest.mark.parametrize("most", [0, 1024])
 def test_a_low_limit_of_file_sizes_is_named(most: int) -> None:
     """Regression: it said "File too large", or that no folder for temporary files can be written to."""

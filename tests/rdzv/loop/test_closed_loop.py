@@ -16,18 +16,17 @@ from tests.support.processes import free_port
 PROGRAM = """
 import asyncio, sys, rdzv
 
-url, how = sys.argv[1:]
-settings = dict(min_nodes=1, node_id="a", ttl=3)
+url, how = sys.argv[1] + "?min_nodes=1&node_id=a&ttl=3", sys.argv[2]
 loop, kept = asyncio.new_event_loop(), []
 
 async def train(member):
-    async for round in rdzv.rounds(url, **settings):
+    async for round in rdzv.rounds(url):
         async with round:
             member.set_result(None)
             await asyncio.sleep(3600)
 
 async def join(into):
-    handler = await rdzv.connect(url, **settings)
+    handler = await rdzv.connect(url)
     into += [handler, await handler.next_rendezvous()]
 
 if how == "rounds":

@@ -99,11 +99,9 @@ def test_the_next_round_cannot_be_fetched_inside_the_block_of_a_blocking_round(u
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_what_uses_this_process_is_neither_copied_nor_pickled(url: str, duplicate: Callable[[object], object]) -> None:
     """Regression: a handler, an info or a client named a lock inside it, or a copy shared its connection."""
-    with rdzv.sync.connect(url, node_id="a") as handler, handler.changes() as changes:
-        info = handler.next_rendezvous()
-        for one in (handler, info, *((changes, info.store) if duplicate is not copy.copy else ())):
-            with pytest.raises(TypeError, match="give other processes the URL"):
-                duplicate(one)
     for round in rdzv.sync.rounds(url):
-        with round, pytest.raises(TypeError, match="give other processes the URL"):
-            duplicate(round)
+        with round, round._handler.changes() as changes:
+            inner = () if duplicate is copy.copy else (changes, round.store)
+            for one in (round, round._handler, round._info, *inner):
+                with pytest.raises(TypeError, match="give other processes the URL"):
+                    duplicate(one)
