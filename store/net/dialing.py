@@ -187,10 +187,11 @@ def exhausted_limit(error: BaseException) -> str:
         text = f"{error.strerror}: this process may write files of {most} bytes; raise ulimit -f"
         return "" if most == resource.RLIM_INFINITY else text
     if (isinstance(error, OSError) and error.errno == errno.EAGAIN) or "can't start new thread" in str(error):
-        most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        most, memory = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NPROC, resource.RLIMIT_AS))
         allowed = "any number" if most == resource.RLIM_INFINITY else most
+        also = "" if memory == resource.RLIM_INFINITY else f", ulimit -v {memory // 1024} kB of memory"
         return (
-            f"no more threads or processes are started for this user: ulimit -u allows {allowed}, and the cgroup's "
+            f"no more threads or processes are started for this user: ulimit -u allows {allowed}{also}, and the cgroup's "
             f"pids.max perhaps fewer; raise it"
         )
     return ""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv import RendezvousClosedError, RendezvousError, RendezvousGracefulExitError, RendezvousSettingsError
-from rdzv.cli.command import ENDING, SignalFilter, on_signal
+from rdzv.cli.command import ENDING, SignalFilter, message_of, on_signal
 from rdzv.cli.launcher import guard
 from rdzv.cli.launcher.job import NPROC, SIGNALLED, ExitAdvice
 from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, LauncherContext
@@ -100,17 +100,22 @@ class _Launcher:
         status: int | None = None
         making = self._make_handler()  # before signals are handled: reading a file may hang
         self._handle_signals()
-        with anyio.CancelScope() as everything:
-            self._scope = everything
-            async with preloading(self._job) as self._workplace.preloaded, making as handler:
-                self._connected = handler
-                with anyio.CancelScope() as taking_part:
-                    self._scope = taking_part
-                    status = await self._run_rounds_and_answer(handler)
-                if self._signal is not None and handler.hosts_store:
-                    stays = f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}"
-                    asyncio.get_running_loop().call_later(EXPLAINED_AFTER, say_error, stays)
-                self._scope = everything  # from now on, a signal ends the hosted store's wait for other nodes to leave
+        try:
+            with anyio.CancelScope() as everything:
+                self._scope = everything
+                async with preloading(self._job) as self._workplace.preloaded, making as handler:
+                    self._connected = handler
+                    with anyio.CancelScope() as taking_part:
+                        self._scope = taking_part
+                        status = await self._run_rounds_and_answer(handler)
+                    if self._signal is not None and handler.hosts_store:
+                        stays = f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}"
+                        asyncio.get_running_loop().call_later(EXPLAINED_AFTER, say_error, stays)
+                    self._scope = everything  # from now on, a signal ends the hosted store's wait for other nodes
+        except (RendezvousError, OSError, RuntimeError) as error:
+            if status is None:
+                raise
+            log.warning("the node did not leave properly: %s", message_of(error))
         if status is None:
             assert self._signal is not None
             return SIGNALLED + self._signal

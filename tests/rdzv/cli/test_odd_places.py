@@ -91,6 +91,33 @@ def test_a_low_limit_of_file_sizes_is_named(most: int) -> None:
     assert done.returncode == 120
 
 
+def test_a_limit_of_memory_is_named_if_no_thread_starts() -> None:
+    """Regression: only the limits of processes were named."""
+    script = (
+        'from store.net.dialing import exhausted_limit; print(exhausted_limit(RuntimeError("can\'t start new thread")))'
+    )
+    limited = ["bash", "-c", 'ulimit -v 9000000; exec "$@"', "sh", sys.executable, "-c", script]
+    done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ", ulimit -v 9000000 kB of memory, and the cgroup's" in done.stdout
+
+
+def test_a_node_that_cannot_leave_properly_exits_with_the_status_of_its_command() -> None:
+    """Regression: without memory for a last thread, a job that had succeeded ended with 120."""
+    script = """
+import sys
+from rdzv.backends.hosting import HostedStore
+from rdzv.cli.main import main
+async def fail(*_):
+    raise RuntimeError("can't start new thread")
+HostedStore.aclose = fail
+sys.exit(main(sys.argv[1:]))
+"""
+    line = [sys.executable, "-c", script, *alone("echo", "trained")]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "[0] trained\n")
+    assert "the node did not leave properly: no more threads" in done.stderr
+
+
 def said_without_a_file_left(work: str, *, left: int = 0) -> str:
     """Return the standard error of a script that does some work with `left` more descriptors to open."""
     script = f"""
