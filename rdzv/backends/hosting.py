@@ -196,7 +196,6 @@ class StoreStarter(ABC):
         self._settled = asyncio.Event()
         self._gives_up = Flag()  # ends the start of a store in its own process
         self._starts = Event()  # set before a store starts, and then `_gives_up` is read
-        self._checking = anyio.CancelScope()  # the check of a started store
         self._beside: list[asyncio.Task[None]] = []  # tasks beside a hosted store
         self.problem: str = ""  # why no store starts here, or no host serves; empty if unknown
 
@@ -253,10 +252,8 @@ class StoreStarter(ABC):
     async def aclose(self) -> None:
         """End the attempts to find or start a store, or the hosted store."""
         self.note_store_found()
-        self._checking.cancel()
+        self._gives_up.set()
         if self._task is not None:
-            if not self._task.done():
-                self._gives_up.set()
             if not self._starts.is_set():  # no store will start: do not wait for a thread, which may resolve a name
                 self._task.cancel()
             await asyncio.wait([self._task])
@@ -269,7 +266,7 @@ class OneHostStarter(StoreStarter):
     """Decides whether this process starts the store at the URL's one host, when its node first looks for the store."""
 
     async def begin(self) -> None:
-        """Start the store if this process should; only the first call may start it: see `reset`."""
+        """Start the store if this process should, at the first call or after `reset`."""
         if self._task is None:
             await super().begin()
 
@@ -285,15 +282,15 @@ class OneHostStarter(StoreStarter):
         host = partial(host_if_needed, self._settings, self._credentials, self._gives_up, self._starts)
         while True:
             try:
-                hosted, reason = await in_thread(host), None
-                if hosted is not None:
-                    with anyio.CancelScope() as self._checking:
-                        reason = await self._reason_to_end(hosted)
-                        if reason is None and self._settings.data_dir is not None:
+                if (hosted := await in_thread(host)) is not None:
+                    self._starts.clear()  # `aclose` need not wait for the checks of the started store
+                    try:
+                        await self._check_address(hosted)
+                        if self._settings.data_dir is not None:
                             await self._allow_newcomers_again()
-                    if reason is not None:
+                    except BaseException:
                         await hosted.end()
-                        raise reason
+                        raise
                 return hosted
             except RendezvousError as error:
                 if not await self._is_temporary(error):
@@ -309,27 +306,24 @@ class OneHostStarter(StoreStarter):
             if self._settled.is_set():
                 return None
 
-    async def _reason_to_end(self, host: HostedStore) -> RendezvousConnectionError | None:
-        """Return why the new store must end, if the URL leads to another store or nowhere."""
-        url = self._settings.endpoint.url
+    async def _check_address(self, host: HostedStore) -> None:
+        """Raise an error if the URL leads to another store than this new one, or nowhere."""
+        url, foreign = self._settings.endpoint.url, host.bound.foreign
         if not host.bound.indirect:
-            try:
-                began_too = await in_thread(lambda: connect_to_all(host.bound.foreign)) if host.bound.foreign else []
-            except CannotProbeError as error:
-                return error
-            if began_too:
-                return HostedElsewhereError(f"another node has started a store at {url} at the same moment")
-            return None
+            if bool(foreign) and await in_thread(lambda: connect_to_all(foreign)):
+                raise HostedElsewhereError(f"another node has started a store at {url} at the same moment")
+            return
         try:
             async with self._open_client(FORWARDED_WITHIN) as client:
                 leads_here = client.store_id == host.server.store_id
         except StoreError as problem:
-            return RendezvousConnectionError(
+            raise RendezvousConnectionError(
                 f"is_host is set, and the store listens on every address of this machine, but {url} did not lead "
                 f"here within {FORWARDED_WITHIN:g} s ({problem}): let the Service or NAT forward that port to this "
                 f"machine, also for connections from it (hairpin), or write an address of this machine in the URL"
-            )
-        return None if leads_here else HostedElsewhereError(f"{url} leads to the store of another node")
+            ) from None
+        if not leads_here:
+            raise HostedElsewhereError(f"{url} leads to the store of another node")
 
     async def _allow_newcomers_again(self) -> None:
         """Delete the last host's rejection of new nodes from a store that continues from disk."""
@@ -363,12 +357,10 @@ class OneHostStarter(StoreStarter):
         return False
 
 
-def host_if_needed(
-    settings: Settings, credentials: Credentials, gives_up: Flag | None = None, starts: Event | None = None
-) -> HostedStore | None:
+def host_if_needed(settings: Settings, credentials: Credentials, gives_up: Flag, starts: Event) -> HostedStore | None:
     """Start the store if `is_host=1` or this machine is the URL's host; raise PortTakenError for a taken port.
 
-    This sets `starts` before the store starts, and starts none if `gives_up` is set by then.
+    Set `starts` before the store starts, and start none if `gives_up` is set by then.
     """
     if settings.is_host is False:
         return None
@@ -382,10 +374,9 @@ def host_if_needed(
         )
     try:
         bound = address_to_listen_on(settings, credentials, (host, port))
-        if starts is not None and gives_up is not None:
-            starts.set()
-            if gives_up.is_set():
-                return None
+        starts.set()
+        if gives_up.is_set():
+            return None
         return serve_store_on(settings, credentials, bound, port, None, gives_up)
     except RendezvousError:  # some `RendezvousError`s are `OSError`s, too
         raise

@@ -51,6 +51,8 @@ class StoreProcess:
         self.end_when_alone: StoreProcess = self  # has `EndWhenAlone`'s methods
         self.connections: int = 0  # the number of connected clients at the last answer
         self.has_died: bool = False  # True if the process has ended by itself
+        self.url: str = ""
+        self.store_id: str = ""  # until the store serves
         self._asking, (self._control, theirs) = Lock(), Pipe()
         given: list[Any] = [theirs, *bound]
         close_in_children(self, self._control, *given)
@@ -64,13 +66,12 @@ class StoreProcess:
                 one.close()
         chosen = {name: getattr(settings, name) for name in ("endpoint", "run_id", "prefix", *SERVING)}
         level = logging.getLogger("store").getEffectiveLevel()
-        gives_up.call(self._process.kill)
+        gives_up.call(lambda: self.store_id or self._process.kill())
         told = self._ask((os.getpid(), level, chosen, address, port), settings.join_timeout)
         if not isinstance(told, tuple):
             self.close()
             raise told or OSError(0, "the store's process has ended, or has not answered within join_timeout")
-        self.url: str = told[0]
-        self.store_id: str = told[1]
+        self.url, self.store_id = told
         Thread(target=self._wait_for_end, name="wait for the store's process", daemon=True).start()
 
     def reject_new_clients(self) -> None:

@@ -1,7 +1,6 @@
 """The subcommands that only read a run: status, history, timeline.
 
-`rdzv status --watch` reads the run after each change. On a terminal, it redraws one screen, which needs the extra
-`live`; it also reads at intervals that grow with the duration of a reading, and pings show a lost store within 2 s.
+`rdzv status --watch` reads the run after each change; on a terminal (extra `live`) also at intervals, and it pings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`rdzv serve` serves a store that outlives the nodes of its runs, also under a service manager.
 
-systemd is notified once the store listens (https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM,
-SIGINT or SIGQUIT shuts the server down; another such signal, a second or more later, ends the server at once. After
-SIGHUP an authority removed from the file stays trusted until a restart, as OpenSSL cannot remove it.
+systemd is notified once the store listens. A signal shuts the server down; another one, a second or more later, ends it
+at once. After SIGHUP an authority removed from the file stays trusted until a restart (OpenSSL).
 """
 
 from __future__ import annotations

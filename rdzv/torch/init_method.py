@@ -72,11 +72,7 @@ def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Ite
 
 
 class _JoinedRun:
-    """A run that this process has joined by `init_process_group`.
-
-    PyTorch drops the iterator once it has the store, so this object holds the membership. A thread waits for the main
-    thread's end and leaves the run, as exit handlers cannot start threads.
-    """
+    """A run that this process has joined by `init_process_group`; a thread leaves it at the main thread's end."""
 
     _all: Final[dict[tuple[int, str], _JoinedRun]] = {}
 

@@ -86,12 +86,10 @@ LISTENING_STORE: Final[dict[str, Any]] = {} if RELEASE >= (2, 5) else {"use_libu
 
 
 LETS_GO_AFTER: Final = 0.05
-"""In seconds: the time for threads to release a group after a collective has ended.
+"""In seconds: the time for the caller to drop a collective's error, which refers to the group.
 
-A collective's error refers to its group, and the caller's thread drops the error a moment after the group is destroyed.
-The last thread to release the group waits for the group's own threads; before 2.8 it holds the interpreter's lock
-meanwhile (PyTorch's pull request 154976). A thread of the group that releases a tensor needs the interpreter's lock, so
-both threads would block for ever, also with TCPStore.
+The last thread to release a group waits for the group's threads. Before 2.8 it holds the interpreter's lock meanwhile
+(PyTorch's pull request 154976), which those threads may need to release a tensor: a deadlock.
 """
 
 
@@ -106,10 +104,7 @@ def overwrite_tensors(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
 
 
 def destroy_process_groups() -> None:
-    """Destroy all process groups, also right after a collective.
-
-    The groups' threads take some 15 ms to end, without a notification. So a new thread keeps the groups for 50 ms.
-    """
+    """Destroy all process groups, also right after a collective: a thread keeps them for `LETS_GO_AFTER`."""
     groups = list(world_of_groups.pg_map) if world_of_groups is not None else []
     dist.destroy_process_group()
     threading.Thread(target=_release_groups, args=(groups,), name="rdzv group end", daemon=False).start()
@@ -134,11 +129,7 @@ def bind_to_current_device(work: Callable[..., T]) -> Callable[..., T]:
 
 
 def reset_group_count() -> None:
-    """Reset the number of the next default group of this process.
-
-    PyTorch numbers default groups since the last destroyed one, and the number is in all of the group's keys. A failed
-    `init_process_group` increases it, but leaves no group to destroy: the next group would wait for wrong keys.
-    """
+    """Reset the number of the next default group, which is in its keys, after a failed `init_process_group`."""
     if world_of_groups is not None and not dist.is_initialized():
         world_of_groups.group_count = 0
 

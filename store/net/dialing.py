@@ -191,7 +191,7 @@ def exhausted_limit(error: BaseException) -> str:
         allowed = "any number" if most == resource.RLIM_INFINITY else most
         also = "" if memory == resource.RLIM_INFINITY else f", ulimit -v {memory // 1024} kB of memory"
         return (
-            f"no more threads or processes are started for this user: ulimit -u allows {allowed}{also}, and the cgroup's "
-            f"pids.max perhaps fewer; raise it"
+            f"no more threads or processes are started for this user: ulimit -u allows {allowed}{also}, and the "
+            f"cgroup's pids.max perhaps fewer; raise it"
         )
     return ""

@@ -1,7 +1,6 @@
 """The options of `rdzv run`, the ranks of its processes, and their environment.
 
-A node announces its number of processes in the attribute `nproc`, so that its payload is free for the user.
-The processes are ranked in the order of their nodes. A member without `nproc` has one rank.
+A node announces its number of processes in the attribute `nproc` (without it, one). Ranks are in the order of nodes.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class JobRound:
             log_file, files = await open_log(self._job.log_dir, environment), self._workplace.files
             # A cancellation must not lose a just started process.
             with log_file or contextlib.nullcontext(), anyio.CancelScope(shield=True):
-                process = await Process.start(self._job, environment, files=files, log=log_file, preloaded=preloaded)
+                process = await Process.start(self._job, environment, log_file, files=files, preloaded=preloaded)
                 self._processes.append(process)
         self._running = self._job.nproc
 

@@ -101,12 +101,10 @@ class _Launcher:
         making = self._make_handler()  # before signals are handled: reading a file may hang
         self._handle_signals()
         try:
-            with anyio.CancelScope() as everything:
-                self._scope = everything
+            with self._scope as everything:
                 async with preloading(self._job) as self._workplace.preloaded, making as handler:
                     self._connected = handler
-                    with anyio.CancelScope() as taking_part:
-                        self._scope = taking_part
+                    with anyio.CancelScope() as self._scope:
                         status = await self._run_rounds_and_answer(handler)
                     if self._signal is not None and handler.hosts_store:
                         stays = f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}"
@@ -116,10 +114,7 @@ class _Launcher:
             if status is None:
                 raise
             log.warning("the node did not leave properly: %s", message_of(error))
-        if status is None:
-            assert self._signal is not None
-            return SIGNALLED + self._signal
-        return status
+        return SIGNALLED + (self._signal or 0) if status is None else status
 
     def _make_handler(self) -> Handler:
         chosen = parse(self._job.url, {}, os.environ)
@@ -153,8 +148,7 @@ class _Launcher:
     def _on_stop_signal(self, number: signal.Signals) -> None:
         """Stop the processes and leave; at a second request exit at once: the guards kill the processes."""
         is_new, drains = self._wish.accept(number), self._drains.is_set()
-        is_ending = drains and self._round is not None and self._round.is_ending
-        if is_new and (self._signal is not None or is_ending):
+        if is_new and (self._signal is not None or (drains and self._round is not None and self._round.is_ending)):
             os._exit(SIGNALLED + number)
         if self._signal is not None or (drains and not is_new):
             return

@@ -11,11 +11,8 @@ and JSON of that length. The files control, report, stdin, stdout and stderr are
 For each request this process forks a guard, which forks the worker (`guard.fork_guarded`). The worker runs the script
 or module as the interpreter would. The worker's `sys.stdout` is buffered like this process's.
 
-Workers share the state of the imported modules, such as the hash seed. Workers' random states differ: each worker seeds
-NumPy anew, and the standard library seeds itself. If a module has started a Python thread or used CUDA, which no fork
-survives, this process reports that and ends.
-
-This script imports only the standard library, MODULES, `guard` and `worker_startup`.
+Workers share the state of the imported modules, but not random states. If a module has started a Python thread or used
+CUDA, which no fork survives, this process reports that and ends. It imports nothing else but `guard`, `worker_startup`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ log: logging.Logger = logging.getLogger(__name__)
 
 DRAIN_WITHIN: Final = 5.0  # seconds to pass on a process's remaining output before the next round
 PROMPT_AFTER: Final = 200  # milliseconds until a terminal shows an incomplete line
-LOG_WITHIN: Final = 5.0  # seconds to open a log file
 LINE_BYTES_MAX: Final = 65_536  # a longer line is split
 CUT: Final = "%s cannot be written: %s; the job goes on without it"
 
@@ -51,13 +50,7 @@ class Process:
 
     @classmethod
     async def start(
-        cls,
-        job: Job,
-        environment: dict[str, str],
-        *,
-        files: int,
-        log: FileIO | None = None,
-        preloaded: PreloadServer | None = None,
+        cls, job: Job, environment: dict[str, str], log: FileIO | None, *, files: int, preloaded: PreloadServer | None
     ) -> Process:
         """Start a process with these environment variables and this log; fork it from `preloaded` if given."""
         rank = int(environment["RANK"])
@@ -165,14 +158,11 @@ async def open_log(folder: str | None, environment: Mapping[str, str]) -> FileIO
         # Do not block on a pipe without a reader.
         return FileIO(str(path), "ab", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK, 0o666))
 
-    why: object = f"not within {LOG_WITHIN:g} s"
     try:
-        with anyio.move_on_after(LOG_WITHIN):
-            return await in_thread(open_it)
+        return await in_thread(open_it)
     except OSError as error:
-        why = error.strerror or error
-    log.warning(CUT, f"--log-dir: {path}", why)
-    return None
+        log.warning(CUT, f"--log-dir: {path}", error.strerror or error)
+        return None
 
 
 def _open_pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """The URL of a run from the environment of a Slurm step: `srun rdzv run slurm -- ...`, as in docs/command.md.
 
-All nodes of the step are `expected`, so that missing nodes are named. The port depends on the job, so that jobs that
-share a node do not meet. The run_id contains the number of requeues, as a requeued job's former run is closed.
+All nodes of the step are `expected`. The port depends on the job, as jobs may share a node; the run_id on the requeues.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ PyTorch handles these signals only once it has started workers. Earlier, SIGTERM
 without a message, and Ctrl-C would make PyTorch close the run for all. So at a signal this module raises PyTorch's
 `SignalException`, as PyTorch does later: the node only leaves the run.
 
-An agent that serves no store has `LEAVES_WITHIN` to leave. An agent that serves the store waits until the other nodes
-have left, as `rdzv run` does. A second signal within a second of the first is ignored, also while PyTorch stops the
-workers: PyTorch would signal them again. A later signal ends a leaving agent at once.
+An agent that serves the store waits until the other nodes have left; others have `LEAVES_WITHIN`. A second signal
+within a second is ignored, as PyTorch would signal the workers again. A later signal ends a leaving agent at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Runs without a name, which end with their last node instead of staying closed for a day.
 
-PyTorch's default name of a run is "none", and `accelerate` cannot set another. So unrelated jobs at one endpoint use
-the name "none", and the second job would find the run closed.
+Unrelated jobs at one endpoint may all have PyTorch's default name, "none": the second job would find the run closed.
 """
 
 from __future__ import annotations

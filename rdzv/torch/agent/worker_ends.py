@@ -1,11 +1,8 @@
 """Reports a failed worker of an agent at once.
 
-After a worker has failed, PyTorch's agent stops its other workers for up to 30 s, and then meets the other agents.
-Meanwhile other nodes' workers may hang in a collective. So this module waits for the ends of the workers by Linux's
-pidfd, and reads their status; the agent reaps them.
-
-While an agent stops its workers, their ends are not reported. Without pidfd, or with an unknown agent, the other nodes
-learn of a failure only when the agent meets them again.
+After a worker has failed, PyTorch's agent stops its other workers for up to 30 s before it meets the other agents.
+Meanwhile other nodes' workers may hang. So this module waits for the ends of the workers by Linux's pidfd; the agent
+reaps them. While an agent stops its workers, or without pidfd, nothing is reported.
 """
 
 from __future__ import annotations

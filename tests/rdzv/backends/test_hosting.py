@@ -50,7 +50,7 @@ def host_of(url: str, **overrides: Any) -> HostedStore | None:
     """Return the store if this process hosts it; None if not, also if the port is already in use."""
     settings = parse(url, overrides, {})
     try:
-        return host_if_needed(settings, Credentials(settings))
+        return host_if_needed(settings, Credentials(settings), threading.Event(), threading.Event())
     except PortTakenError:
         if overrides.get("is_host"):
             raise

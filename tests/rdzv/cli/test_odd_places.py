@@ -92,10 +92,7 @@ def test_a_low_limit_of_file_sizes_is_named(most: int) -> None:
 
 
 def test_a_limit_of_memory_is_named_if_no_thread_starts() -> None:
-    """Regression: only the limits of processes were named."""
-    script = (
-        'from store.net.dialing import exhausted_limit; print(exhausted_limit(RuntimeError("can\'t start new thread")))'
-    )
+    script = "from store.net import dialing; import errno; print(dialing.exhausted_limit(OSError(errno.EAGAIN, '')))"
     limited = ["bash", "-c", 'ulimit -v 9000000; exec "$@"', "sh", sys.executable, "-c", script]
     done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert ", ulimit -v 9000000 kB of memory, and the cgroup's" in done.stdout
@@ -103,15 +100,11 @@ def test_a_limit_of_memory_is_named_if_no_thread_starts() -> None:
 
 def test_a_node_that_cannot_leave_properly_exits_with_the_status_of_its_command() -> None:
     """Regression: without memory for a last thread, a job that had succeeded ended with 120."""
-    script = """
-import sys
-from rdzv.backends.hosting import HostedStore
-from rdzv.cli.main import main
-async def fail(*_):
-    raise RuntimeError("can't start new thread")
-HostedStore.aclose = fail
-sys.exit(main(sys.argv[1:]))
-"""
+    script = (
+        "import sys; from rdzv.backends import hosting; from rdzv.cli.main import main\n"
+        'async def fail(*_): raise RuntimeError("can\'t start new thread")\n'
+        "hosting.HostedStore.aclose = fail; sys.exit(main(sys.argv[1:]))"
+    )
     line = [sys.executable, "-c", script, *alone("echo", "trained")]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "[0] trained\n")

@@ -196,7 +196,7 @@ async def test_processes_start_as_ever_if_the_process_that_forks_them_is_killed_
         try:
             for _ in range(2):
                 with anyio.fail_after(20):
-                    process = await Process.start(job, dict(environment), files=256, preloaded=server)
+                    process = await Process.start(job, dict(environment), None, files=256, preloaded=server)
                     await process.wait()
                 assert process.status == 0
                 await process.finish_output()

@@ -100,18 +100,16 @@ async def test_a_launcher_hosts_the_store_until_other_jobs_have_ended_or_a_secon
 
 HANGS = """
 import pathlib, socket, sys, time
+from rdzv.cli.main import main
 inner = {0}
-
 def hang(*given, **named):
     if {1!r} not in str(given) or named.get("flags") == socket.AI_NUMERICHOST:
         return inner(*given, **named)
     print("hangs", flush=True)
     time.sleep(60)
-
 {0} = hang
+sys.exit(main(sys.argv[1:]))
 """
-ENDS = "from rdzv.cli.main import main\nsys.exit(main(sys.argv[1:]))"
-LOOPBACK = "tcp://127.0.0.1:{}/job?min_nodes=1"
 
 
 @pytest.mark.parametrize(
@@ -119,8 +117,8 @@ LOOPBACK = "tcp://127.0.0.1:{}/job?min_nodes=1"
     [
         ("socket.getaddrinfo", "head.test", ["run", "tcp://head.test:29400/job?min_nodes=1"]),
         ("socket.getaddrinfo", "head.test", ["serve", "--insecure", "--host", "head.test"]),
-        ("pathlib.Path.mkdir", "logs", ["run", "--log-dir", "logs", LOOPBACK]),
-        ("print", "no", ["run", "--preload", "hangs", LOOPBACK]),
+        ("pathlib.Path.mkdir", "logs", ["run", "--log-dir", "logs", "tcp://127.0.0.1:{}/job?min_nodes=1"]),
+        ("print", "no", ["run", "--preload", "hangs", "tcp://127.0.0.1:{}/job?min_nodes=1"]),
     ],
 )
 async def test_a_signal_ends_a_command_at_once_whatever_it_waits_for(
@@ -130,7 +128,7 @@ async def test_a_signal_ends_a_command_at_once_whatever_it_waits_for(
     (tmp_path / "hangs.py").write_text("import time; print('hangs', flush=True); time.sleep(60)")
     words = [word.format(free_port()) for word in words] + ["--", sys.executable, "-m", "hangs"] * (words[0] == "run")
     environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    async with start_python("-c", HANGS.format(what, of) + ENDS, *words, env=environment) as child:
+    async with start_python("-c", HANGS.format(what, of), *words, env=environment) as child:
         await child.line("hangs")
         child.terminate()
         assert await child.wait(timeout=4) == (143 if words[0] == "run" else 0)
