@@ -310,7 +310,7 @@ class OneHostStarter(StoreStarter):
         """Raise an error if the URL leads to another store than this new one, or nowhere."""
         url, foreign = self._settings.endpoint.url, host.bound.foreign
         if not host.bound.indirect:
-            if bool(foreign) and await in_thread(lambda: connect_to_all(foreign)):
+            if foreign and len(await in_thread(lambda: connect_to_all(foreign))):
                 raise HostedElsewhereError(f"another node has started a store at {url} at the same moment")
             return
         try:

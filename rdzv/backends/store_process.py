@@ -66,7 +66,7 @@ class StoreProcess:
                 one.close()
         chosen = {name: getattr(settings, name) for name in ("endpoint", "run_id", "prefix", *SERVING)}
         level = logging.getLogger("store").getEffectiveLevel()
-        gives_up.call(lambda: self.store_id or self._process.kill())
+        gives_up.call(lambda: None if self.store_id else self._process.kill())
         told = self._ask((os.getpid(), level, chosen, address, port), settings.join_timeout)
         if not isinstance(told, tuple):
             self.close()

@@ -1,7 +1,4 @@
-"""The subcommands that need no server: token, and check, backup and restore of a durable store's directory.
-
-`rdzv check` and `rdzv backup` exit with status 1 if the store is damaged.
-"""
+"""The subcommands that need no server: token, and check, backup and restore of a durable store's directory."""
 
 from __future__ import annotations
 

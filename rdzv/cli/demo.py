@@ -1,7 +1,6 @@
 """`rdzv demo` plays an elastic run with real processes on this machine, prints each event, and verifies the run.
 
-Each node is a process of this module. In each round it does a small all-reduce, and prints the result as JSON. The
-nodes' parent, the director, serves the store, starts nodes, kills one, and checks what they print.
+Each node is a process of this module. Their parent, the director, serves the store and checks what they print as JSON.
 """
 
 from __future__ import annotations

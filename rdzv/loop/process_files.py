@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -16,6 +15,8 @@ import anyio
 from rdzv.core.stopping import as_step
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rdzv.membership import Membership
     from rdzv.node.front.node_view import NodeView
     from rdzv.node.node import Node
@@ -24,6 +25,7 @@ BEAT_DIR: Final = "RDZV_BEAT_DIR"
 
 LOOKS_EVERY = 0.25  # seconds between readings of the files
 DIGITS_MOST = 20
+ERROR_BYTES_MOST: Final = 2**20
 CHARACTERS_MAX: Final = 200  # the most characters of an exception's line that other nodes get
 
 
@@ -62,21 +64,23 @@ def _last_step_of(folder: Path) -> int | None:
     steps = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            with (
-                contextlib.suppress(OSError, ValueError, TypeError),  # skip a file being written
-                # Do not block on a pipe without a writer.
-                open(path, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file,
-            ):
-                steps.append(as_step(int(file.read(DIGITS_MOST))))
+            with contextlib.suppress(OSError, ValueError, TypeError):  # skip a file being written
+                steps.append(as_step(int(_read_start(path, DIGITS_MOST))))
     return min(steps, default=None)
+
+
+def _read_start(path: str | Path, most: int) -> bytes:
+    # Do not block on a pipe without a writer.
+    with open(path, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        return file.read(most)
 
 
 def exception_from_file(file: str | Path) -> str:
     """Return the first line of a process's exception, as `@record` wrote it; "" if its error file has none."""
     try:
-        message = json.loads(Path(file).read_text(encoding="utf-8"))["message"]
+        message = json.loads(_read_start(file, ERROR_BYTES_MOST))["message"]
         text = message["message"] if isinstance(message, dict) else message
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
     lines = text.strip().splitlines() if isinstance(text, str) else []
     return lines[0][:CHARACTERS_MAX] if lines else ""

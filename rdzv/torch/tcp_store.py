@@ -111,11 +111,8 @@ os.register_at_fork(after_in_child=_close_in_child)
 def open_tcp_store(info: RendezvousInfo, timeout: timedelta, *, port: int) -> dist.TCPStore:
     """Host the round's TCPStore on rank 0, connect to it elsewhere; every member calls this once.
 
-    `timeout` limits the wait for rank 0, and the TCPStore's waits; rank 0 listens at `port` if it is free, else at any.
-
-    Raises:
-        DistStoreError: Rank 0 has not announced its port in time.
-        RendezvousError: This node is no longer in the round, or our store cannot be reached.
+    `timeout` limits the wait for rank 0 (DistStoreError), and the TCPStore's waits. Rank 0 uses `port` if it is free,
+    else any.
     """
     host, _ = info.bootstrap_address
     if info.rank == 0:

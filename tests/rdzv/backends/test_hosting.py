@@ -26,6 +26,7 @@ from rdzv.core.state import Dropped
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousTimeoutError, RoundSupersededError
 from store.net.address import Address
 from store.net.dialing import TcpDialer
+from store.net.threads import Flag
 from tests.support.processes import free_port, require, start_python
 from tests.support.runs import VirtualRun, listen
 
@@ -50,7 +51,7 @@ def host_of(url: str, **overrides: Any) -> HostedStore | None:
     """Return the store if this process hosts it; None if not, also if the port is already in use."""
     settings = parse(url, overrides, {})
     try:
-        return host_if_needed(settings, Credentials(settings), threading.Event(), threading.Event())
+        return host_if_needed(settings, Credentials(settings), Flag(), threading.Event())
     except PortTakenError:
         if overrides.get("is_host"):
             raise

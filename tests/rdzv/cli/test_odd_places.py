@@ -99,7 +99,6 @@ def test_a_limit_of_memory_is_named_if_no_thread_starts() -> None:
 
 
 def test_a_node_that_cannot_leave_properly_exits_with_the_status_of_its_command() -> None:
-    """Regression: without memory for a last thread, a job that had succeeded ended with 120."""
     script = (
         "import sys; from rdzv.backends import hosting; from rdzv.cli.main import main\n"
         'async def fail(*_): raise RuntimeError("can\'t start new thread")\n'

@@ -460,12 +460,14 @@ async def test_the_error_that_a_process_raised_is_printed_with_its_exit_status(s
         ("[]", ""),
         ("half a fi", ""),
         ('{"message": 7}', ""),
+        pytest.param("[" * 99_999, "", id="deep"),
+        ("a pipe", ""),
     ],
 )
 def test_an_error_file_is_read_or_ignored(tmp_path: Path, written: str, raised: str) -> None:
     file = tmp_path / "error.json"
     assert exception_from_file(file) == ""
-    file.write_text(written, encoding="utf-8")
+    os.mkfifo(file) if written == "a pipe" else file.write_text(written, encoding="utf-8")
     assert exception_from_file(file) == raised
 
 

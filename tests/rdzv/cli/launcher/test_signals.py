@@ -124,7 +124,6 @@ sys.exit(main(sys.argv[1:]))
 async def test_a_signal_ends_a_command_at_once_whatever_it_waits_for(
     what: str, of: str, words: list[str], tmp_path: Path
 ) -> None:
-    """Regression: a launcher waited for the resolver, a hung disk, or 5 s for an import; `rdzv serve` for a name."""
     (tmp_path / "hangs.py").write_text("import time; print('hangs', flush=True); time.sleep(60)")
     words = [word.format(free_port()) for word in words] + ["--", sys.executable, "-m", "hangs"] * (words[0] == "run")
     environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
