@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from rdzv.core.state import Change, Draining, Dropped, Head, NodesLeft, NodesLost, NodesWaiting, Progress, StoreEnding
 from rdzv.core.stopping import Resized, StepGate
 from rdzv.listeners import Listeners
 from store import when
 from store.errors import OfThisProcess
-from store.printable import escape_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from rdzv.shared_store.store import BlockingSharedStore, SharedStore
     from store.messages import Condition
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Collection
 
 LETTERS_MOST = 1000  # characters of one text
@@ -27,6 +27,11 @@ def escape_arguments(log: logging.Logger) -> logging.Logger:
     """Make a logger escape the texts among its arguments."""
     log.addFilter(_escape_record)
     return log
+
+
+def make_logger(name: str) -> logging.Logger:
+    """Return the logger of this name, which escapes the texts among its arguments."""
+    return escape_arguments(logging.getLogger(name))
 
 
 def _escape_record(record: logging.LogRecord) -> bool:

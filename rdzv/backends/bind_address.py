@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
-import logging
 import secrets
 import selectors
 import socket
@@ -21,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from rdzv.errors import RendezvousConnectionError
 from store.limits import is_loopback
 from store.net.dialing import shortage_here
-from store.printable import abbreviate, escape_arguments
+from store.printable import abbreviate, make_logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 ANSWERS_WITHIN: Final = 3.0  # seconds for an address to accept
 NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})

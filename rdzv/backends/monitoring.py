@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import logging
 import resource
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import store.sync
 from rdzv.errors import RendezvousSettingsError
 from store.net.sockets import files_needed
 from store.net.tasks import cancel_and_wait
-from store.printable import escape_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from store import Server
     from store.net.sockets import Sockets
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 
 def http_module(name: str, parameter: str) -> Any:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import errno
 import hmac
-import logging
 import math
 import secrets
 from functools import partial
@@ -35,7 +34,7 @@ from store import Client, ProtocolError, StoreError
 from store.net.dialing import describe
 from store.net.sockets import close_in_children, listen_on, unregister
 from store.net.threads import in_thread
-from store.printable import escape_arguments
+from store.printable import make_logger
 from store.protocol.wire import CANDIDATE, Rejection, encode_rejection
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from rdzv.backends.hosting import OpenClient
     from rdzv.config.settings import Settings
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 ASK_EVERY: Final = (0.02, 0.06)  # seconds between questions to hosts, at random; short, as all nodes wait
 PAUSE_SHARE: Final = 0.05  # pauses grow to this share of the time without a store, as thousands of nodes may ask

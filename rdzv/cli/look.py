@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import shutil
 import sys
@@ -29,7 +28,7 @@ from rdzv.display.status import Frame, describe_health, draw_screen, member_line
 from rdzv.errors import RendezvousStateError
 from rdzv.node.link.wakeup import Wakeup
 from store import StoreError, StoreReplaced
-from store.printable import escape_arguments, without_durations
+from store.printable import make_logger, without_durations
 
 if TYPE_CHECKING:
     import argparse
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from rdzv.core.report import Account, RunStatus
     from rdzv.node.run.run import Run
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 LOOK_EVERY: Final = 0.5  # seconds between pings
 ANSWER_WITHIN: Final = 1.0  # seconds for the store to answer a ping

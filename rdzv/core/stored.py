@@ -16,20 +16,19 @@ the value, too: a value that could not be read back is its writer's error.
 from __future__ import annotations
 
 import functools
-import logging
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar
 
 import msgpack
 
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
-from store.printable import escape_arguments
+from store.printable import make_logger
 from store.records import ConvertedText, Record, Unfit, brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import ClassVar
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 T = TypeVar("T")
 

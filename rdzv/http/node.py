@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -18,7 +17,7 @@ from rdzv.http.listening import health, make_connection_table, serve_routes
 from rdzv.http.metrics import CONTENT_TYPE, ProcessMetrics, metric
 from rdzv.node.link.wakeup import Wakeup
 from store.net.address import host_and_port
-from store.printable import escape_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     import ssl
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from rdzv.node.node import Node
     from store.protocol.connection import Secret
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 IN_ROUND: Final = "in a round"
 JOINING: Final = "joining"

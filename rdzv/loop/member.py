@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
@@ -27,7 +26,7 @@ from rdzv.errors import (
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.membership import Membership, Previous
 from store.errors import OfThisProcess
-from store.printable import escape_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import StepGate
     from rdzv.node.node import Node
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 T = TypeVar("T")
 SomeRound = TypeVar("SomeRound", bound="MemberOfRound")

@@ -10,7 +10,6 @@ changes end the round at the step that the members agree on, or at once if this 
 from __future__ import annotations
 
 import contextlib
-import logging
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +35,7 @@ from rdzv.node.front.sharing import shared_store
 from rdzv.node.link.stopwatch import STOOD_STILL
 from rdzv.node.run.run import Run
 from store import StoreError
-from store.printable import escape_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from rdzv.node.node import Node
     from rdzv.shared_store.store import SharedStore
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 FINISHED: Final = "every member has finished its body"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import re
 import shutil
@@ -36,12 +35,12 @@ from rdzv.torch.agent.worker_ends import WorkerEnds
 from rdzv.torch.pytorch import KEYS_BY_RESTARTS, Agent, dist, end_of_agent, find_agent, runs_under_torchrun, torch_api
 from rdzv.torch.store import TorchStore
 from rdzv.torch.tcp_store import WorkersStore, add_port_remedy, open_tcp_store, serve_workers
-from store.printable import escape_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 _CHECKED: Final = {"bootstrap_check": True}
 _BY_NAME: Final = {"rank_order": "survivors_then_name"}

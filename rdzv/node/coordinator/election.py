@@ -7,9 +7,8 @@ Every node whose settings the run has accepted is a candidate. The role is a key
 from __future__ import annotations
 
 import contextlib
-import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -20,7 +19,7 @@ from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run.run_settings import SettingsChangedError, adopt_settings
 from store import ConditionFailed, ConnectionLost, Get, Lease, LeaseNotFound, Put, StoreTimeoutError, when
 from store.net.tasks import cancel_and_wait
-from store.printable import escape_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from rdzv.node.link.store_session import StoreSession
     from rdzv.node.member.node_state import NodeState
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 
 @dataclass(eq=False)

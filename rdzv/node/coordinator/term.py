@@ -20,11 +20,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -41,7 +40,7 @@ from rdzv.node.run.status import participant_of
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
 from store.messages import Event
 from store.net.tasks import cancel_and_wait, run_together
-from store.printable import escape_arguments, without_durations
+from store.printable import make_logger, without_durations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from rdzv.node.member.node_state import NodeState
     from store import Condition
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 ORDER_WITHIN = 1.0  # seconds after which an unfinished `rank_order` call is reported as the reason for the wait
 MARKERS = 1  # operations of a commit beside its puts: the delete of the marker

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -32,7 +31,7 @@ from rdzv.listeners import Listeners
 from rdzv.node.link.stopwatch import Stopwatch
 from store import ConnectionLost, Entry, StoreTimeoutError
 from store.net.tasks import cancel_and_wait
-from store.printable import escape_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Event, Store, StoreError
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 ASK_AGAIN_AFTER = 0.5  # seconds from a failed attempt to open the watch to the next
 

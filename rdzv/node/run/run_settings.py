@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import SCHEMES
@@ -16,14 +15,14 @@ from rdzv.core.state import pack_settings, unpack_settings
 from rdzv.errors import RendezvousSettingsError
 from rdzv.node.run.status import read_nodes
 from store import Entry, Lease
-from store.printable import escape_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.keys import Keys
     from store import Store, TransactionResult
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 
 class RunSettings:

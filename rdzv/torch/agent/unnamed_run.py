@@ -6,20 +6,19 @@ Unrelated jobs at one endpoint may all have PyTorch's default name, "none": the 
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from typing import TYPE_CHECKING, Final
 
 import store
 from rdzv.loop import Keys
 from rdzv.torch.store import open_store
-from store.printable import escape_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 NO_NAME: Final = "none"  # PyTorch's default for `--rdzv-id`
 LOOK_EVERY: Final = 0.2  # seconds between counts of the nodes that a closed job still has
