@@ -19,8 +19,7 @@ from rdzv.core.keys import Keys
 from rdzv.core.report import report
 from rdzv.display.history import history_text
 from rdzv.node.link.followed_runs import FollowedRuns
-from rdzv.node.run.run import Run
-from rdzv.node.run.status import read_usage
+from rdzv.node.run.status import read_clock, read_history, read_usage
 from store import Client
 from store.net.tasks import run_together
 
@@ -162,8 +161,8 @@ class RunReader:
     async def history(self, run_id: str) -> tuple[History, float]:
         """Return a run's history and the present time on its clock; raise `NoSuchRun` if the run does not exist."""
         await self._check_exists(run_id)
-        run = Run(self.client, Keys(self._prefix, run_id))
-        return await run.whole_history(), await run.time_of_day()
+        keys = Keys(self._prefix, run_id)
+        return await read_history(self.client, keys), await read_clock(self.client, keys)
 
     async def _check_exists(self, run_id: str) -> None:
         if not await self.client.count(Keys(self._prefix, run_id).root):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import heapq
 import random
 import sys
@@ -338,14 +339,11 @@ class Host(asyncio.BaseEventLoop):
         return not self.dead
 
 
-def _make_raising_method(what: str) -> Callable[..., NoReturn]:
-    def raise_refusal(*_: object, **__: object) -> NoReturn:
-        raise RuntimeError(
-            f"virtual time has no {what}: they would come at a random moment. In a body of rdzv.testing.cluster, leave "
-            f"them out; test code that needs them with rdzv.testing.processes"
-        )
-
-    return raise_refusal
+def _refuse(_: Host, what: str, *__: object, **___: object) -> NoReturn:
+    raise RuntimeError(
+        f"virtual time has no {what}: they would come at a random moment. In a body of rdzv.testing.cluster, leave "
+        f"them out; test code that needs them with rdzv.testing.processes"
+    )
 
 
 for _what, _names in {
@@ -359,4 +357,4 @@ for _what, _names in {
     ),
 }.items():
     for _name in _names.split():
-        setattr(Host, _name, _make_raising_method(_what))
+        setattr(Host, _name, functools.partialmethod(_refuse, _what))

@@ -62,9 +62,6 @@ class Groups:
         self._index = SortedKeys()
         self.now: float = 0.0
 
-    def __len__(self) -> int:
-        return len(self.by_name)
-
     def name_of(self, key: str) -> str | None:
         """Return the name of a key's group, if any."""
         at = 1
@@ -117,9 +114,6 @@ class Keyspace:
         self.index: SortedKeys = SortedKeys()
         self.bytes: int = 0
         self.answer_bytes_max: int = answer_bytes(None)
-
-    def __len__(self) -> int:
-        return len(self.entries)
 
     def put(self, entry: Entry, before: Entry | None) -> None:
         """Store the new entry of a key; `before` is its current entry, if any."""

@@ -235,7 +235,7 @@ class StoreState:
                 growth[0] += more
                 growth[1] += added
         if keys > 0:
-            self.check_limit("keys_max", len(self.keys) + keys, for_keys=names)
+            self.check_limit("keys_max", len(self.keys.entries) + keys, for_keys=names)
         if size > 0:
             self.check_limit("stored_bytes_max", self.keys.bytes + size, for_keys=names)
         for name, (more, added) in grown.items():  # one group must not take the room of other groups

@@ -63,9 +63,6 @@ class Waits:
         self._by: dict[int, dict[int, int]] = {}  # the bytes of each wait, by peer and request id
         self.bytes: int = 0
 
-    def __len__(self) -> int:
-        return len(self.parked)
-
     def count_of(self, peer: int) -> int:
         """Return how many unanswered waits a peer has."""
         return len(self._by.get(peer, ()))

@@ -30,6 +30,7 @@ from rdzv.node.handler import Handler
 from rdzv.node.link.followed_runs import FollowedRuns
 from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
+from rdzv.node.run.status import read_history
 from rdzv.testing.machines import FixedPort, process_id_of
 from rdzv.testing.timeline import START
 from store import Event, Limits, StoreError
@@ -338,7 +339,7 @@ class Actor:
         """Look at the run from outside."""
         async with self.play.looked_at() as seen:
             self.say(f"* sees {self.shown(await seen.account())}")
-            self.say(f"* sees {self.play.recorder.changed('history', await seen.whole_history())}")
+            self.say(f"* sees {self.play.recorder.changed('history', await read_history(seen.store, seen.keys))}")
 
     async def follow(self) -> None:
         """Follow the run as a page does, quietly."""

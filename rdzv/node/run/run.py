@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +29,7 @@ from rdzv.node.run.lease import is_ttl_too_long, obtain_run_lease
 from rdzv.node.run.status import drain_ttl, find_member, read_clock, read_history, read_nodes, read_run, read_usage
 from store import ConditionFailed, Delete, Entry, Get, LimitExceeded, Put, when
 from store.net.tasks import cancel_and_wait
-from store.printable import abbreviate, escape_arguments
+from store.printable import abbreviate, make_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership
     from store import Lease, Store
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 WITHIN: Final = Parameter("within", duration())
 ENDS_WITHIN: Final = 5.0  # seconds that a cancelled call of `ban` has to complete
@@ -286,11 +285,7 @@ class Run:
 
     async def history(self) -> list[Chapter]:
         """Return the run's remembered rounds, the oldest first."""
-        return list((await self.whole_history()).chapters)
-
-    async def whole_history(self) -> History:
-        """Return the remembered rounds, and the sums of earlier ones."""
-        return await read_history(self.store, self.keys)
+        return list((await read_history(self.store, self.keys)).chapters)
 
     async def ping(self) -> float:
         """Return the round trip to the store, in seconds."""

@@ -138,7 +138,7 @@ class Connection:
     @property
     def has_watches(self) -> bool:
         """True if some watch is open."""
-        return self._watches is not None and self._watches.has_watches
+        return self._watches is not None and bool(self._watches.subscriptions)
 
     def has_subscription(self, subscription: Subscription) -> bool:
         """Return whether these watches are of this connection's stream."""

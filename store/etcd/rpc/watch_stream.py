@@ -32,18 +32,13 @@ class WatchStream:
         self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # a create and a cancel per watch, at most
         self._last_id = 0
         self._opening: deque[int] = deque()  # ids of watches that wait for an answer, in order
-        self._subscriptions: dict[int, Subscription] = {}
+        self.subscriptions: dict[int, Subscription] = {}  # of the open watches, by id
         self.ended: Exception | None = None  # why the stream has ended, or None
 
     async def requests(self) -> AsyncIterator[pb.WatchRequest]:
         """Yield the requests to send to the member, until the stream ends."""
         while (request := await self._queue.get()) is not None:
             yield request
-
-    @property
-    def has_watches(self) -> bool:
-        """True if the stream has watches."""
-        return bool(self._subscriptions)
 
     def subscribe(self, requests: Sequence[Fields]) -> Subscription:
         """Open watches that are read together."""
@@ -54,7 +49,7 @@ class WatchStream:
             subscription.fail(self.ended)
             return subscription
         for id, request in zip(subscription.ids, requests, strict=True):
-            self._subscriptions[id] = subscription
+            self.subscriptions[id] = subscription
             self._opening.append(id)
             self._queue.put_nowait(pb.WatchRequest(create_request=pb.WatchCreateRequest(watch_id=id, **request)))
         return subscription
@@ -62,7 +57,7 @@ class WatchStream:
     def unsubscribe(self, subscription: Subscription) -> None:
         """End the watches of one reader, also at the member."""
         for id in subscription.ids:
-            if self._subscriptions.pop(id, None) is not None and self.ended is None:
+            if self.subscriptions.pop(id, None) is not None and self.ended is None:
                 self._queue.put_nowait(pb.WatchRequest(cancel_request=pb.WatchCancelRequest(watch_id=id)))
 
     def dispatch(self, message: pb.WatchResponse) -> None:
@@ -70,11 +65,11 @@ class WatchStream:
         id = message.watch_id
         if message.created and self._opening:
             id = self._opening.popleft()
-        subscription = self._subscriptions.get(id)
+        subscription = self.subscriptions.get(id)
         if subscription is None:
             return  # closed meanwhile
         if message.canceled:
-            del self._subscriptions[id]
+            del self.subscriptions[id]
             self.unsubscribe(subscription)  # end the reader's other watches, too
             subscription.fail(self._cancel_error(message))
         elif not subscription.buffer_message(message):
@@ -98,9 +93,9 @@ class WatchStream:
             return
         self.ended = problem
         self._queue.put_nowait(None)  # ends `requests`, and with it the stream at the member
-        for subscription in set(self._subscriptions.values()):
+        for subscription in set(self.subscriptions.values()):
             subscription.fail(problem)
-        self._subscriptions.clear()
+        self.subscriptions.clear()
 
 
 class Subscription:

@@ -128,10 +128,10 @@ def test_waits_that_are_to_be_looked_at_later_are_noted_once_however_often_their
         desk.ask(Put("go", b""), peer=9)
         assert len(desk.engine.postponed) <= 2, "once for each key at which they stood"
     Desk.do_chores(desk)
-    assert len(desk.engine._waits) == WAITS_AT_ONCE + 1
+    assert len(desk.engine._waits.parked) == WAITS_AT_ONCE + 1
     desk.ask(Put("never", b""), peer=9)
     Desk.do_chores(desk)
-    assert len(desk.engine._waits) == 0
+    assert len(desk.engine._waits.parked) == 0
 
 
 def test_a_step_is_as_short_where_much_has_changed_since_its_waits_were_due(monkeypatch: pytest.MonkeyPatch) -> None:

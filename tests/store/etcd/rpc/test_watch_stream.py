@@ -44,7 +44,7 @@ def sent(watches: WatchStream) -> list[tuple[str, int]]:
 async def test_each_reader_gets_its_own_events_and_a_closed_watch_is_cancelled_at_the_member() -> None:
     watches = stream()
     one, two = watches.subscribe([range_of("a")]), watches.subscribe([range_of("b"), range_of("c")])
-    assert watches.has_watches
+    assert watches.subscriptions
     assert sent(watches) == [("create", 1), ("create", 2), ("create", 3)]
     opening = asyncio.ensure_future(two.wait_until_open())
     for id in (1, 2):
@@ -132,4 +132,4 @@ async def test_the_end_of_the_stream_reaches_all_readers_and_later_ones_with_the
             await late.read()
         late.close()
     assert sent(watches) == [], "nobody would hear it"
-    assert not watches.has_watches
+    assert not watches.subscriptions
