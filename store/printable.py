@@ -46,6 +46,11 @@ def abbreviate(names: Collection[str], most: int) -> str:
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
+def plural(count: int, what: str = "node") -> str:
+    """Return "1 node", "2 nodes"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def in_words(seconds: float) -> str:
     """Return a duration in words: "9 min 50 s", "10 s", "2 h"."""
     whole = round(seconds)

@@ -19,7 +19,7 @@ from rdzv.core.round import Round
 from rdzv.errors import RendezvousStateError
 from rdzv.node.run.status import RunUsage, read_usage
 from store.messages import Revoke
-from store.printable import abbreviate
+from store.printable import abbreviate, plural
 
 if TYPE_CHECKING:
     import argparse
@@ -86,8 +86,7 @@ async def _forget_run(options: argparse.Namespace) -> int:
         if nodes and not options.force:
             named = abbreviate(nodes, NAMED_MOST)
             raise RendezvousStateError(
-                f"run {keys.run_id} has {len(nodes)} node{'s' * (len(nodes) > 1)}: {named}; close it first, or forget "
-                f"it with --force"
+                f"run {keys.run_id} has {plural(len(nodes))}: {named}; close it first, or forget it with --force"
             )
         if nodes:
             await run.set_closed("the run was forgotten by its operator")

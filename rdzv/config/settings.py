@@ -291,11 +291,10 @@ _IN_THE_ENVIRONMENT: Final[Mapping[str, str]] = {
 # variables with such a value are not read as parameters.
 _LINK: Final = re.compile(r"(tcp|udp|sctp)://[^/?]+:[0-9]+$")
 
-_RIVALS_OF: Final[Mapping[str, frozenset[str]]] = {
-    name: frozenset(theirs)
-    for one, other in (({"token"}, {"token_file"}), ({"tls"}, {"ca", "cert", "key"}))
-    for mine, theirs in ((one, other), (other, one))
-    for name in mine
+_RIVALS_OF: Final[Mapping[str, tuple[str, ...]]] = dict.fromkeys(("ca", "cert", "key"), ("tls",)) | {
+    "token": ("token_file",),
+    "token_file": ("token",),
+    "tls": ("ca", "cert", "key"),
 }
 
 

@@ -26,6 +26,7 @@ from rdzv.core.hosts.lost_store import ranks_in_lost_store
 from rdzv.core.ranks import describe_domains, fill_units
 from rdzv.core.state import MOVES, NAMED_MOST, Closed, Head, Phase, Progress, leaving_in_words
 from rdzv.errors import RendezvousSettingsError
+from store.printable import plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -58,7 +59,7 @@ class Rules:
     def why_no_whole_units(self, records: Iterable[NodeRecord]) -> str:
         """Return why no round completes although at least `needed` nodes wait: the waiting nodes fill too few units."""
         counts = describe_domains(records, attribute=self.unit_within)
-        units = f"units of {_plural(self.unit)} lie within one {self.unit_within} each"
+        units = f"units of {plural(self.unit)} lie within one {self.unit_within} each"
         return f"{units}, and fewer than {self.needed} nodes fill whole ones: {counts}"
 
     def round_size(self, count: int) -> int:
@@ -202,7 +203,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     if lost is not None:
         missing, ends_at = lost.awaited - len(survivors), head.lost_store_at + rules.ttl
         if missing > 0 and now < ends_at:
-            of_round = f"of {_plural(lost.awaited)} of round {lost.round}, whose store was lost"
+            of_round = f"of {plural(lost.awaited)} of round {lost.round}, whose store was lost"
             return Wait(until=ends_at, progress=add_problem(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= rules.early_last_call and bool(survivors)
     if view.live or not enough:
@@ -315,7 +316,7 @@ def _choose_members(
     arrivals = {record.arrival for record in chosen}
     if not len(chosen) == len(arrivals) == count or arrivals - {record.arrival for record in candidates}:
         raise RendezvousSettingsError(
-            f"rank_order chose {_plural(len(chosen))}; it must choose {count} of {len(candidates)}, each once"
+            f"rank_order chose {plural(len(chosen))}; it must choose {count} of {len(candidates)}, each once"
         )
     return chosen
 
@@ -344,7 +345,7 @@ def _new_commit(view: View, rules: Rules, progress: Progress, survivors: Mapping
     ordered = tuple(rules.nodes_in_whole_units(ordered))  # make each unit's ranks adjacent
     if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
         raise RendezvousSettingsError(
-            f"rank_order made {len(ordered)} ranks of {_plural(len(chosen))}; it must give each node it gets once"
+            f"rank_order made {len(ordered)} ranks of {plural(len(chosen))}; it must give each node it gets once"
         )
     return Commit(number=max(view.next_number, after + 1), members=ordered, progress=progress)
 
@@ -387,7 +388,7 @@ def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
     if progress is None:
         return "waiting for a coordinator"
     if progress.problem:
-        return f"{_plural(progress.joined)} wait for a round, and it cannot be completed: {progress.problem}"
+        return f"{plural(progress.joined)} wait for a round, and it cannot be completed: {progress.problem}"
     missing = progress.absent.describe(elapsed=elapsed)
     missing = missing and f"; missing: {missing}"
     given_up = progress.given_up and f"; {progress.given_up}"
@@ -396,24 +397,20 @@ def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
             return "the run is closed"
         case Phase.GATHERING:
             awaited = progress.absent.describe_wait(elapsed=elapsed)
-            return f"{progress.joined} of at least {_plural(progress.needed)}{awaited and f'; {awaited}'}{given_up}"
+            return f"{progress.joined} of at least {plural(progress.needed)}{awaited and f'; {awaited}'}{given_up}"
         case Phase.LAST_CALL:
             left = "" if elapsed is None else f", {max((progress.last_call_left or 0.0) - elapsed, 0.0):.1f} s left"
-            count = f"{progress.joined} of at most {_plural(progress.capacity)}"
+            count = f"{progress.joined} of at most {plural(progress.capacity)}"
             return f"last call{left}; {count}{missing}{given_up}"
         case Phase.TRAINING:
             coming = progress.joined - progress.spares
             if not coming:
-                spares = f", and {_plural(progress.spares, 'spare')}{given_up}" if progress.spares else ""
+                spares = f", and {plural(progress.spares, 'spare')}{given_up}" if progress.spares else ""
                 standstill = progress.standstill and f"; {progress.standstill}"
-                return f"round {progress.round} stands with {_plural(progress.live)}{spares}{missing}{standstill}"
+                return f"round {progress.round} stands with {plural(progress.live)}{spares}{missing}{standstill}"
             staying = progress.absent.names_of_staying()
-            members = f"{_plural(progress.live, 'live member')} to leave{staying and f': {staying}'}"
-            return f"{_plural(coming)} waiting for round {progress.round}'s {members}{given_up}"
-
-
-def _plural(count: int, what: str = "node") -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+            members = f"{plural(progress.live, 'live member')} to leave{staying and f': {staying}'}"
+            return f"{plural(coming)} waiting for round {progress.round}'s {members}{given_up}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,7 +469,7 @@ def next_act_of(me: Joiner, head: Head, *, now: float) -> KeepWaiting | Round | 
         return KeepWaiting(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)
     who = f", and {head.coordinator.node_id}, which coordinates," if head.coordinator is not None else ", and nobody"
     return KeepWaiting(
-        reason=f"the last call of {_plural(progress.joined)} was over {now - over_at:.0f} s ago{who} has completed "
+        reason=f"the last call of {plural(progress.joined)} was over {now - over_at:.0f} s ago{who} has completed "
         f"{'no' if head.coordinator is not None else 'the'} round since"
     )
 
@@ -481,8 +478,8 @@ def _explain_spare(progress: Progress) -> str:
     there = progress.live + progress.joined
     taken = there - progress.spares
     if taken >= progress.capacity:
-        return f"a spare: all {_plural(progress.capacity)} that a round takes are there"
-    return f"a spare: a round would take {taken} of the {_plural(there)} that are there"
+        return f"a spare: all {plural(progress.capacity)} that a round takes are there"
+    return f"a spare: a round would take {taken} of the {plural(there)} that are there"
 
 
 def _is_spare(me: Joiner, progress: Progress | None) -> bool:
@@ -508,8 +505,8 @@ def reason_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> 
         return MOVES
     if len(live) > progress.capacity:
         reason = head.resized.reason if head.resized is not None else ""
-        return f"the run was resized to at most {_plural(progress.capacity)}{f': {reason}' if reason else ''}"
-    return f"{_plural(progress.waiting)} waiting to join" if progress.waiting else ""
+        return f"the run was resized to at most {plural(progress.capacity)}{f': {reason}' if reason else ''}"
+    return f"{plural(progress.waiting)} waiting to join" if progress.waiting else ""
 
 
 class JoinClock:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rdzv.core.absent import node_label
 from rdzv.core.report import closing_incident, long_duration, round_lengths
+from store.printable import plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -34,7 +35,7 @@ def history_text(history: History) -> list[str]:
         begun = utc_time(chapter.at)
         when = "" if chapter.after is None else f", {chapter.after:.1f} s after the one before"
         names = _names_in_words(chapter, chapter.node_ids, chapter.size)
-        lines.append(f"{begun and f'{begun}  '}round {chapter.number}{when}: {_nodes_in_words(chapter.size)}: {names}")
+        lines.append(f"{begun and f'{begun}  '}round {chapter.number}{when}: {plural(chapter.size)}: {names}")
         if 0 < chapter.joined < chapter.size:
             lines.append(f"         joined: {_names_in_words(chapter, chapter.joined_ids, chapter.joined)}")
         lines.extend(_describe_incident(chapter, incident) for incident in chapter.incidents)
@@ -54,10 +55,6 @@ def _describe_incident(chapter: Chapter, incident: Incident) -> str:
         names = _names_in_words(chapter, incident.node_ids, incident.count)
         what = f": {names}: {incident.reason}" if incident.reason else f": {names}"
     return f"         {at}{clock and f' ({clock})'}, {incident.kind}{what}"
-
-
-def _nodes_in_words(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def _names_in_words(chapter: Chapter, node_ids: Sequence[str], count: int) -> str:
@@ -119,7 +116,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
     for chapter, length in zip(history.chapters, round_lengths(history.chapters, now), strict=True):
         gone = {node_id: one for one in chapter.incidents if one.kind in ("lost", "left") for node_id in one.node_ids}
         stopped = min(_seconds_until_stop(chapter, length), length)
-        text = f"round {chapter.number}: {_nodes_in_words(chapter.size)}"
+        text = f"round {chapter.number}: {plural(chapter.size)}"
         bands.append((*_span("round", began, stopped, text), chapter.number, chapter.size))
         if length > stopped:
             what = f"{length - stopped:.1f} s without a round, after round {chapter.number}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from itertools import islice
+from posixpath import commonprefix  # of any texts
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from rdzv.config.config_errors import shown
@@ -251,7 +252,7 @@ async def _find_missing(ask: FencedCall, names: tuple[str, ...], held: tuple[str
     if not held:
         return ()
     try:
-        there = set(await _keys_under(ask, _common_prefix(held)))
+        there = set(await _keys_under(ask, commonprefix((min(held)[:PREFIX_MAX], max(held)))))
     except OutOfTimeError:
         return names
     return tuple(dict.fromkeys(name for name, key in zip(names, held, strict=True) if key not in there))
@@ -328,14 +329,6 @@ async def _missing_at_barrier(ask: FencedCall, roster: MemberNames, came_prefix:
 
 async def _transact_and_get_sum(ask: FencedCall, operations: tuple[Operation, ...]) -> int:
     return cast("int", (await ask(Transact(when=(), then=operations))).results[0])
-
-
-def _common_prefix(keys: Iterable[str]) -> str:
-    first, last = min(keys)[:PREFIX_MAX], max(keys)
-    for at, character in enumerate(first):
-        if not last.startswith(character, at):
-            return first[:at]
-    return first
 
 
 def _popped_value(result: TransactionResult) -> bytes | None:

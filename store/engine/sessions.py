@@ -8,7 +8,7 @@ server has forgotten the earlier session, even if a welcome is lost.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
@@ -70,12 +70,8 @@ class Session:
 
     def acknowledge(self, up_to: float) -> None:
         """Free the kept replies to requests up to this id."""
-        count = freed = 0
-        for request_id, _, cost in self.replies:
-            if request_id > up_to:
-                break
-            count += 1
-            freed += cost
+        count = bisect_right(self.replies, up_to, key=_request_id)
+        freed = sum(cost for _, _, cost in self.replies[:count])
         del self.replies[:count]
         self.held_bytes -= freed
         self.budget.bytes -= freed

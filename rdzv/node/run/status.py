@@ -22,6 +22,7 @@ from rdzv.core.stuck.pace import StepOf
 from rdzv.core.stuck.step_log import StepNote
 from rdzv.errors import RendezvousStateError, RoundSupersededError, mark_run
 from store import Lease, LeaseNotFound, Unsupported
+from store.printable import plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -343,7 +344,7 @@ def _wait_reason(head: Head, *, members: int, waiting: int, elapsed: float | Non
     if not members and not waiting:
         return "no node is here"
     if head.round is not None and _is_round_newer(head):
-        return f"round {head.round.number} stands with {head.round.size} node{'s' if head.round.size != 1 else ''}"
+        return f"round {head.round.number} stands with {plural(head.round.size)}"
     return explain(head.progress, elapsed=elapsed)
 
 
