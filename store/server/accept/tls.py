@@ -264,7 +264,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
 
     def is_closing(self) -> bool:
         """Return True once the connection is closing: later writes are dropped."""
-        return self._ending or self._raw.is_closing()
+        return self._raw.is_closing()
 
     def pause_reading(self) -> None:
         """Pause decryption."""
