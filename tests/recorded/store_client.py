@@ -57,7 +57,7 @@ class Scene:
 
     def note(self, what: str) -> None:
         """Write a line."""
-        self.lines.append(f"  {self.loop.time() - START:.3f} {re.sub(' at 0x[0-9a-f]+|v{20,}', '', what)}")
+        self.lines.append(f"  {self.loop.time() - START:.3f} {re.sub(' at 0x[0-9a-f]+|v{20,}|0{9,}', '', what)}")
 
     def log(self, line: str) -> None:
         """Write a line of the log, unless it only tells of a loss."""
