@@ -272,7 +272,7 @@ class Watch(interface.BlockingWatch):
             if isinstance(pushed, Events):
                 self._batch = pushed.events
             else:
-                self._channel.pushed.clear()  # a pong that came later says nothing of a closed watch
+                self._channel.pushed.clear()  # later pongs say nothing of a closed watch
                 self._cursor.note_progress(pushed.revision)
                 self._reopen()
 

@@ -102,7 +102,7 @@ class OpenRevision:
         lease = None if lease_id is None else self._leases.get_even_if_ending(lease_id)
         if lease is not None:
             lease.keys.pop(key, None)
-            if lease.terms.anonymous:  # this was its only key
+            if lease.terms.anonymous:  # its only key
                 self._remove_lease(lease)
 
     def grant(self, asked: Grant, *, peer: int | None = None, anonymous: bool = False) -> LeaseRecord:
