@@ -280,11 +280,9 @@ class Members:
             return current
         with anyio.move_on_after(deadline - self._time()):
             async with self._connecting:
-                while True:
-                    current = self._current  # another caller may have connected while this one waited
-                    if current is not None:
-                        return current
+                while (current := self._current) is None:  # another caller may have connected while this one waited
                     await self._try_to_connect(max((deadline - self._time()) * share, ATTEMPT_LEAST))
+                return current
         raise self.timeout_error(what, doubt, told)
 
     async def _try_to_connect(self, most: float) -> None:

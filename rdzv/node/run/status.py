@@ -169,10 +169,9 @@ async def _read_bans(store: Store, keys: Keys) -> dict[str, Ban]:
             continue
         if ban.lasts is not None and entry.lease is not None:
             try:
-                left = await Lease(store, id=entry.lease, ttl=ban.lasts).time_to_live()
+                ban = ban.replace(ends_in=await Lease(store, id=entry.lease, ttl=ban.lasts).time_to_live())
             except LeaseNotFound:
                 continue  # the ban has just expired
-            ban = ban.replace(ends_in=left)
         bans[entry.key.removeprefix(keys.bans)] = ban
     return bans
 

@@ -15,11 +15,12 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from rdzv import RendezvousError
+from rdzv.config.resizing import describe_size
 from rdzv.display.standard_error import StandardErrorHandler
 from rdzv.loop import EndKind
 from rdzv.torch.agent.unnamed_run import NO_NAME
 from rdzv.torch.pytorch import signal_of
-from store.printable import escape_arguments, without_durations
+from store.printable import escape_arguments, plural, without_durations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,12 +73,10 @@ class Screen:
 
     def log_start(self, settings: Settings, node_id: str, *, host: str | None) -> None:
         """Write the store's address and host (None: this process), and this node's name."""
-        least, most = settings.min_nodes, settings.max_nodes
+        size = describe_size(settings.min_nodes or 0, settings.max_nodes or 0)
         serves = ", and serves the store" if host is None else f"; {host} serves the store" if host else ""
         log.info(
-            "run %s: joining at %s, %s node%s; this one is %s%s",
-            *(self._run_id, settings.endpoint.url),
-            *(f"{least} to {most}" if least != most else most, "s" * (most != 1), node_id, serves),
+            "run %s: joining at %s, %s; this one is %s%s", *(self._run_id, settings.endpoint.url, size, node_id, serves)
         )
 
     def hide_signal_traceback(self, end: Callable[[str], None]) -> None:
@@ -129,8 +128,8 @@ class Screen:
         gone = [f"{name} ({how})" if (how := handler.describe_absence(name)) else name for name in (*lost, *left)]
         changed = f"; gone: {', '.join(gone)}" * bool(gone) + f"; new: {', '.join(joined)}" * bool(joined)
         log.info(
-            "run %s, round %d: %d node%s%s; this one, %s, has rank %d; met within %.1f s",
-            *(self._run_id, round.number, round.size, "s" * (round.size != 1), changed),
+            "run %s, round %d: %s%s; this one, %s, has rank %d; met within %.1f s",
+            *(self._run_id, round.number, plural(round.size), changed),
             *(handler.node_id, rank, seconds),
         )
         if gone and rank == 0:
