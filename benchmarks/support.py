@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 import store
-from store.net.collector import short_collections
+from store.net.collector import short_gc_pauses
 from store.net.threads import new_loop
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _serve(pipe: Connection) -> None:
             pipe.send(server.url)
             await asyncio.Event().wait()
 
-    with short_collections():  # as in `rdzv serve`
+    with short_gc_pauses():  # as in `rdzv serve`
         run(serve())
 
 

@@ -63,7 +63,7 @@ def judge_reach(why: str, missing: Collection[int], *, size: int, needed: int, a
 
 
 async def check_reachability(
-    round: Round, rank: int, names_of: Callable[[Collection[int]], Awaitable[list[str]]]
+    round: Round, rank: int, read_names: Callable[[Collection[int]], Awaitable[list[str]]]
 ) -> tuple[str, list[int]]:
     """Check that members reach rank 0; return the problem in words, or "", and, on rank 0, the missing ranks."""
     at = f"{round.host}:{round.port}"
@@ -77,7 +77,7 @@ async def check_reachability(
     if not missing:
         return "", []
     more = f" and {len(missing) - UNREACHED_NAMED} more" if len(missing) > UNREACHED_NAMED else ""
-    who = " and ".join(await names_of(missing[:UNREACHED_NAMED]))
+    who = " and ".join(await read_names(missing[:UNREACHED_NAMED]))
     return f"{who}{more} did not come to {at} within {WITHIN:g} s", missing
 
 

@@ -9,7 +9,7 @@ SIGNALLED = 128
 STATUS_MAX = 255  # the largest exit status of a process; in a shell, 128 + n means signal n
 
 
-def valid_exit_status(status: SupportsIndex) -> tuple[int, str]:
+def make_valid_exit_status(status: SupportsIndex) -> tuple[int, str]:
     """Return a valid exit status, and a remark if it replaces an invalid one. A replacement is never 0."""
     try:
         number = operator.index(status)
@@ -53,7 +53,7 @@ class RendezvousClosedError(RendezvousNonRetryableError):
         super().__init__(message)
         self.reason = reason
         self.given_up = given_up
-        self.status: int = valid_exit_status(status)[0]
+        self.status: int = make_valid_exit_status(status)[0]
 
 
 class RunGivenUpError(RendezvousClosedError):
@@ -94,7 +94,7 @@ class GiveUp(RendezvousError):
     """
 
     def __init__(self, reason: object = "", *, status: int = 0) -> None:
-        number, remark = valid_exit_status(status)
+        number, remark = make_valid_exit_status(status)
         self.status: int = number
         text = (reason if isinstance(reason, str) else repr(reason)) + remark
         # accept any value: an invalid reason must not prevent giving up

@@ -91,7 +91,7 @@ def _as_keys(keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _found(entries: Iterable[Entry | None]) -> list[Entry]:
+def _existing(entries: Iterable[Entry | None]) -> list[Entry]:
     return [entry for entry in entries if entry is not None]
 
 
@@ -167,7 +167,7 @@ class Calls(ABC):
 
     async def list(self, prefix: str, *, keys_only: bool = False, timeout: float | None = None) -> Entries:
         """Return the entries of all keys that start with `prefix`, sorted; `keys_only` leaves their values empty."""
-        return _found((await self.call(messages.List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
+        return _existing((await self.call(messages.List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
 
     async def count(self, prefix: str, *, timeout: float | None = None) -> int:
         """Count the keys that start with `prefix`."""
@@ -265,7 +265,9 @@ class Calls(ABC):
 
     async def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:
         """Wait until all keys exist, and return their entries; raise `ConditionFailed` once a condition is false."""
-        return _found((await self.call(_with_when(messages.Wait(keys=_as_keys(keys)), when), timeout=timeout)).entries)
+        return _existing(
+            (await self.call(_with_when(messages.Wait(keys=_as_keys(keys)), when), timeout=timeout)).entries
+        )
 
     async def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> Lease:
         """Grant a lease of `ttl` seconds; see `LeaseTerms`."""
@@ -377,17 +379,17 @@ def run_synchronously(work: Awaitable[T]) -> T:
     raise AssertionError("a blocking call does not yield to an event loop")
 
 
-class _HasAwaited(Protocol[A_co]):
+class _HasTwin(Protocol[A_co]):
     @property
-    def _async_twin(self) -> A_co: ...
+    def _as_async(self) -> A_co: ...
 
 
-def blocking(call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_HasAwaited[A], P], T]:
+def blocking(call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_HasTwin[A], P], T]:
     """Make a blocking method of an awaited call."""
 
     @functools.wraps(call)
-    def method(self: _HasAwaited[A], /, *arguments: P.args, **keywords: P.kwargs) -> T:
-        return run_synchronously(call(self._async_twin, *arguments, **keywords))
+    def method(self: _HasTwin[A], /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        return run_synchronously(call(self._as_async, *arguments, **keywords))
 
     return method
 
@@ -466,7 +468,7 @@ class BlockingCalls(ABC):
         """Return a lease that a thread renews during `with`; arguments as in `grant`."""
 
     @property
-    def _async_twin(self) -> Calls:
+    def _as_async(self) -> Calls:
         return BlockingAsAsync(self)
 
     put = blocking(Calls.put)
@@ -488,7 +490,7 @@ class BlockingCalls(ABC):
 
     def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingLease:
         """See `Calls.grant`."""
-        granted = run_synchronously(self._async_twin.grant(ttl, **terms))
+        granted = run_synchronously(self._as_async.grant(ttl, **terms))
         return BlockingLease(self, id=granted.id, ttl=granted.ttl)
 
     def __enter__(self) -> Self:
@@ -501,10 +503,10 @@ class BlockingCalls(ABC):
 class BlockingLease:
     """The blocking twin of `Lease`."""
 
-    __slots__ = ("_async_twin", "id", "ttl")
+    __slots__ = ("_as_async", "id", "ttl")
 
     def __init__(self, store: BlockingCalls, *, id: int, ttl: float) -> None:
-        self._async_twin = Lease(BlockingAsAsync(store), id=id, ttl=ttl)
+        self._as_async = Lease(BlockingAsAsync(store), id=id, ttl=ttl)
         self.id: int = id
         self.ttl: float = ttl  # as granted
 

@@ -72,7 +72,7 @@ class StoreUsageError(StoreError, ValueError):
     """The arguments of a call contradict each other or are out of range."""
 
 
-def unsent_copy(error: StoreError) -> StoreError:
+def unsent_error(error: StoreError) -> StoreError:
     """Return a copy of an error, without its traceback, to raise for a request that was never sent."""
     if isinstance(error, ConnectionLost):
         return type(error)(str(error), maybe_applied=False)

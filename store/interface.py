@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from store.calls import BlockingCalls, BlockingLease, Calls, Lease, LeaseLike
-from store.errors import OfThisProcess, unsent_copy
+from store.errors import OfThisProcess, unsent_error
 from store.keeping import BlockingKeptLease, HeldLease, KeptLeases, kept_lease
 from store.net.process import check_loop, check_not_forked
 
@@ -102,7 +102,7 @@ class Store(OfThisProcess, Calls):
         check_not_forked(self._made_in, self.name)
         check_loop(getattr(self, "_loop", None), self.name)
         if self._failed is not None:
-            raise unsent_copy(self._failed)
+            raise unsent_error(self._failed)
 
     @property
     def connected(self) -> bool:

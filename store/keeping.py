@@ -24,7 +24,7 @@ from store.calls import BlockingAsAsync, Lease, run_synchronously
 from store.errors import ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError
 from store.messages import NOTE_BYTES_MAX
 from store.net.process import process_identity
-from store.net.tasks import RepeatedCancel, cancel_and_wait, run_to_end, run_together
+from store.net.tasks import RepeatedCancel, cancel_and_wait, run_shielded, run_together
 from store.net.threads import Flag
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class KeptLeases:
         try:
             lease, sent_at = await asyncio.shield(granting)
         except asyncio.CancelledError:
-            await run_to_end(_revoke_when_granted(granting))
+            await run_shielded(_revoke_when_granted(granting))
             raise
         held = HeldLease(self, id=lease.id, ttl=lease.ttl)
         held.keep(sent_at=sent_at, on_lapse=on_lapse, terms=terms)
@@ -290,7 +290,7 @@ class HeldLease:
             return  # the lease was lost, or released before
         if self._timer is not None:
             self._timer.cancel()
-        await run_to_end(self._stop_and_revoke(), within=within)
+        await run_shielded(self._stop_and_revoke(), within=within)
 
     async def _stop_and_revoke(self) -> None:
         with anyio.move_on_after(RELEASE_WITHIN), contextlib.suppress(StoreError):

@@ -23,7 +23,7 @@ def printable(text: str, *, most: int = LETTERS_MOST) -> str:
     return "".join(map(_escape_letter, text))
 
 
-def escape_arguments(log: logging.Logger) -> logging.Logger:
+def escape_log_arguments(log: logging.Logger) -> logging.Logger:
     """Make a logger escape the texts among its arguments."""
     log.addFilter(_escape_record)
     return log
@@ -31,7 +31,7 @@ def escape_arguments(log: logging.Logger) -> logging.Logger:
 
 def make_logger(name: str) -> logging.Logger:
     """Return the logger of this name, which escapes the texts among its arguments."""
-    return escape_arguments(logging.getLogger(name))
+    return escape_log_arguments(logging.getLogger(name))
 
 
 def _escape_record(record: logging.LogRecord) -> bool:

@@ -305,7 +305,7 @@ class _RecordFields:
             try:
                 checked[at] = read(checked[at])
             except _WrongType:
-                raise self._field_error(self._fields[at][0], checked[at]) from None
+                raise self._bad_value_error(self._fields[at][0], checked[at]) from None
         return self._make(checked) if len(checked) == self._length else self._with_defaults(checked)
 
     def read_in_steps(self, values: Any) -> Steps[Any]:
@@ -314,7 +314,7 @@ class _RecordFields:
             try:
                 checked.append((yield from kind.read_in_steps(value)))
             except _WrongType:
-                raise self._field_error(name, value) from None
+                raise self._bad_value_error(name, value) from None
         return self._with_defaults(checked)
 
     def _with_defaults(self, values: list[Any]) -> Any:
@@ -331,7 +331,7 @@ class _RecordFields:
             raise Unfit(f"{self._record.__name__} {why}")
         return made
 
-    def _field_error(self, name: str, value: Any) -> Unfit:
+    def _bad_value_error(self, name: str, value: Any) -> Unfit:
         given = f"[{', '.join(map(brief, value[:4]))}]" if isinstance(value, _ARRAYS) else brief(value)
         return Unfit(f"{self._record.__name__} cannot have {name}={given}")
 

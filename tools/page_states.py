@@ -20,7 +20,7 @@ from aiohttp import web
 
 from rdzv.core.absent import Missing
 from rdzv.core.history import Chapter, History, Incident
-from rdzv.core.live.changes import server_sent_event, summary_of, without_ages, without_jitter
+from rdzv.core.live.changes import report_for_page, server_sent_event, summary_of, without_jitter
 from rdzv.core.report import RunStatus, account, report
 from rdzv.core.round import Participant
 from rdzv.core.state import Ban, Closed, Phase
@@ -313,7 +313,7 @@ class Played:
             full, cost = report(status), account(run_id, history, now=status.now, waited=status.waited)
             if run_id == chosen:
                 happened = sum(1 + len(one.incidents) for one in history.chapters)
-                told = without_ages(full) | {"happened": happened, "cost": cost.as_json()}
+                told = report_for_page(full) | {"happened": happened, "cost": cost.as_json()}
                 shown = without_jitter((before or {}).get("run") or {}, told)
             runs.append(summary_of(full, cost, history.chapters, status.now) | {"steps": None})
         return {"now": time.time(), "store": "4591aeef2467c5a2", "chosen": chosen, "runs": runs, "run": shown}

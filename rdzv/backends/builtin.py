@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 import store.sync
 from rdzv.backends.credentials import Credentials, resolve_file_settings
-from rdzv.backends.host_queries import MultiHostDial, find_serving_host
+from rdzv.backends.host_queries import MultiHostDial, wait_for_serving_host
 from rdzv.backends.hosting import CALL_TIMEOUT, OneHostStarter
 from rdzv.backends.monitoring import make_metrics_starter
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
@@ -186,7 +186,7 @@ class _TcpConnector:
     def blocking_client(self) -> store.sync.Client:
         credentials = self._credentials
         if isinstance(self._dial, MultiHostDial) and self._dial.found is None:
-            find_serving_host(self._dial, within=CALL_TIMEOUT)
+            wait_for_serving_host(self._dial, within=CALL_TIMEOUT)
         return store.sync.Client(
             _store_address(self._settings_of_found_host()),
             token=lambda: credentials.token,
@@ -201,9 +201,9 @@ class _TcpConnector:
         if settings.is_host is not False:  # the decision needs a thread, which `is_host=0` saves
             await self._host_if_needed()
         times = {"timeout": CALL_TIMEOUT, "connect_timeout": settings.join_timeout, "timeout_name": "join_timeout"}
-        about = {"rng": self._rng, "generation": self.node.store_generation}
+        about = {"rng": self._rng, "generation": self.node.next_store_generation}
         client = _tcp_client(self._dial, settings, self._credentials, **about, **times)
-        client.on_connection_change(self._note_connection)
+        client.on_connection_change(self._update_host_search)
         # Host the store above, outside of the limit: nodes inside the limit may wait for that store.
         try:
             async with self.node.loop.limit_concurrency():
@@ -215,7 +215,7 @@ class _TcpConnector:
         self._of_node = client
         return connected
 
-    def _note_connection(self, connected: bool) -> None:
+    def _update_host_search(self, connected: bool) -> None:
         """When connected, end the search for a host; when disconnected, search again if the URL has several hosts."""
         if connected and self._hosting is not None:
             self._hosting.note_store_found()
@@ -239,7 +239,7 @@ class _TcpConnector:
             self.node.hosts_store = lambda: hosting.is_hosting
         elif self.node.handed_on and isinstance(self._hosting, OneHostStarter):
             await self._hosting.reset()
-        await self._hosting.begin()
+        await self._hosting.try_to_start()
 
 
 def create_etcd(parameters: RendezvousParameters) -> Handler:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ANNOUNCES_WITHIN: Final = 15.0  # seconds for a request of a store's own process
 
 
-async def announce_end(
+async def send_nodes_to_next_host(
     open_client: Callable[[], Any], store_id: str, keys: Keys, ttl: float, *, with_parent: bool = False
 ) -> None:
     """Send the nodes of all runs to the next host. `with_parent`: the nodes of the parent process are dead."""
@@ -45,6 +45,6 @@ def hand_over_as_parent_died(settings: Settings, credentials: Credentials, serve
     dial, token = MultiHostDial(settings, credentials), credentials.token
     open_client = partial(Client, dial, name=server.url, token=token, timeout=ANNOUNCES_WITHIN)
     with contextlib.suppress(StoreError):
-        asyncio.run(announce_end(open_client, server.store_id, keys, ttl, with_parent=True))
+        asyncio.run(send_nodes_to_next_host(open_client, server.store_id, keys, ttl, with_parent=True))
         server.end_when_alone.reject_new_clients()
         server.end_when_alone.wait_until_alone(ttl)

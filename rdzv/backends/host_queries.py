@@ -18,7 +18,7 @@ from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, Rend
 from store.errors import ProtocolError
 from store.limits import is_loopback
 from store.net.address import Address, host_and_port
-from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDialer, describe, exhausted_limit, renewed_tls
+from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDialer, describe, exhausted_limit, reload_tls
 from store.net.racing import Addresses, connect_async, resolve_async
 from store.net.sockets import port_shortage
 from store.net.tasks import run_together
@@ -42,7 +42,7 @@ FRAME_HEAD_BYTES: Final = 4
 PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}
 
 
-class Reply(NamedTuple):
+class HostReply(NamedTuple):
     """A host's answer; `name` is the random name of a candidate, or the id of a store, else empty."""
 
     answer: Answer
@@ -72,26 +72,28 @@ class Host:
         within: float = ANSWERS_WITHIN,
         own: str = "",
         word: LostReport | None = None,
-    ) -> Reply:
+    ) -> HostReply:
         """Ask each address of the host's name, until one serves; the host refuses only if all addresses refuse.
 
         An address that leads to this process's own candidate, of the name `own`, counts as refusing. If a candidate
         answers, send it the report `word`.
         """
-        replies: list[Reply] = []
+        replies: list[HostReply] = []
         with anyio.move_on_after(within):
             try:
                 found = await resolve_async(self.addresses)
             except (OSError, UnicodeError, RuntimeError) as error:  # a RuntimeError: no more threads
-                return Reply(Answer.SILENT, error=error)
+                return HostReply(Answer.SILENT, error=error)
             for *_, address in found:
                 dead = f"{address[0]}: no answer; if that address alone is dead, take it off the name"
                 no_answer = OSError(dead) if len(found) > 1 else None
-                replies.append(Reply(Answer.SILENT, error=no_answer))
-            await _until_one_serves(replies, [partial(self._ask_at, one, tls, own, word) for one in found])
-        return min(replies, default=Reply(Answer.SILENT), key=lambda it: PRECEDENCE.get(it.answer, len(PRECEDENCE)))
+                replies.append(HostReply(Answer.SILENT, error=no_answer))
+            await _ask_until_one_serves(replies, [partial(self._ask_at, one, tls, own, word) for one in found])
+        return min(replies, default=HostReply(Answer.SILENT), key=lambda it: PRECEDENCE.get(it.answer, len(PRECEDENCE)))
 
-    async def _ask_at(self, resolved: Resolved, tls: ssl.SSLContext | None, own: str, word: LostReport | None) -> Reply:
+    async def _ask_at(
+        self, resolved: Resolved, tls: ssl.SSLContext | None, own: str, word: LostReport | None
+    ) -> HostReply:
         """Connect to one address, and read the first message."""
         address, sock, writer = resolved[4], None, None
         try:
@@ -103,15 +105,19 @@ class Host:
             reader, writer = await asyncio.open_connection(sock=sock, ssl=tls, server_hostname=name)
             asked = _parse_reply(decode_opening(await read_frame(reader), Greeting))
             if word is not None and asked.answer is Answer.CANDIDATE:
-                writer.write(frame(word.message_for(asked.name)))
+                writer.write(frame(word.signed_message_for(asked.name)))
                 await read_frame(reader)
-            return Reply(Answer.REFUSED) if own and asked.name == own else asked
+            return HostReply(Answer.REFUSED) if own and asked.name == own else asked
         except ConnectionRefusedError:
-            return Reply(Answer.REFUSED)
+            return HostReply(Answer.REFUSED)
         except (OSError, EOFError, ProtocolError) as error:
             # A missing loopback address (::1 without IPv6) counts as refusing: no process can listen there.
             is_nowhere = getattr(error, "errno", None) in NO_SUCH_ADDRESS and is_loopback(str(address[0]))
-            return Reply(Answer.REFUSED) if is_nowhere and not port_shortage() else Reply(Answer.SILENT, error=error)
+            return (
+                HostReply(Answer.REFUSED)
+                if is_nowhere and not port_shortage()
+                else HostReply(Answer.SILENT, error=error)
+            )
         finally:
             if writer is not None:
                 writer.transport.abort()
@@ -125,7 +131,7 @@ class LostReport(NamedTuple):
     host: str
     token: bytes | None
 
-    def message_for(self, candidate: str) -> bytes:
+    def signed_message_for(self, candidate: str) -> bytes:
         """Return the message that only the candidate of this name accepts."""
         proof = hmac.digest(self.token or b"", f"lost {candidate} {self.host}".encode(), "sha256")
         return b"lost %s %s" % (self.host.encode(), proof)
@@ -139,32 +145,32 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(size)
 
 
-def _parse_reply(said: Greeting | Rejection) -> Reply:
+def _parse_reply(said: Greeting | Rejection) -> HostReply:
     if isinstance(said, Greeting):
-        return Reply(Answer.SERVES, said.store_id, generation=said.generation)
+        return HostReply(Answer.SERVES, said.store_id, generation=said.generation)
     if said.kind == CANDIDATE:
-        return Reply(Answer.CANDIDATE, said.message)
-    return Reply(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a full server, too, serves
+        return HostReply(Answer.CANDIDATE, said.message)
+    return HostReply(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a full server, too, serves
 
 
-async def ask_all(
+async def ask_all_hosts(
     hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN, own: str = ""
-) -> list[Reply]:
+) -> list[HostReply]:
     """Ask all hosts concurrently; hosts without an answer soon after one serves count as silent."""
-    found = [Reply(Answer.SILENT)] * len(hosts)
+    found = [HostReply(Answer.SILENT)] * len(hosts)
     questions = [partial(host.ask, tls, within=within, own=own) for host in hosts]
-    await _until_one_serves(found, questions, also_within=ALSO_WITHIN)
+    await _ask_until_one_serves(found, questions, also_within=ALSO_WITHIN)
     return found
 
 
-def latest_store(found: Sequence[Reply]) -> int | None:
+def index_of_latest_store(found: Sequence[HostReply]) -> int | None:
     """Return the index of the host whose store has the highest generation, if any; of equal ones, the first."""
     places = [place for place, asked in enumerate(found) if asked.answer is Answer.SERVES]
     return max(places, key=lambda place: found[place].generation, default=None)
 
 
-async def _until_one_serves(
-    replies: list[Reply], questions: Sequence[Callable[[], Awaitable[Reply]]], also_within: float = 0.0
+async def _ask_until_one_serves(
+    replies: list[HostReply], questions: Sequence[Callable[[], Awaitable[HostReply]]], also_within: float = 0.0
 ) -> None:
     """Ask concurrently, and set the replies until one serves.
 
@@ -183,14 +189,14 @@ async def _until_one_serves(
             asking.start_soon(ask, place)
 
 
-def raise_own_problem(found: Sequence[Reply], *kinds: type[Exception]) -> None:
+def raise_local_error(found: Sequence[HostReply], *kinds: type[Exception]) -> None:
     """Raise the first error of these kinds, or due to an exhausted limit of this process, if any."""
     for error in (asked.error for asked in found):
         if error is not None and (isinstance(error, kinds) or exhausted_limit(error)):
             raise error
 
 
-def explain_answers(hosts: Sequence[Host], found: Sequence[Reply]) -> str:
+def explain_no_host_serves(hosts: Sequence[Host], found: Sequence[HostReply]) -> str:
     """Describe why no host serves yet."""
     of = list(zip(hosts, found, strict=True))
     silent = [(host, asked.error) for host, asked in of if asked.answer is Answer.SILENT]
@@ -215,19 +221,19 @@ class MultiHostDial(TcpDialer):
     async def choose_addresses(self, context: ssl.SSLContext | None) -> None:
         """Find the host that serves; raise ConnectionRefusedError if all refuse or have ended, or another OSError."""
         began = time.monotonic()
-        found = await ask_all(self.hosts, context, within=self._within)
-        if (place := latest_store(found)) is not None:
+        found = await ask_all_hosts(self.hosts, context, within=self._within)
+        if (place := index_of_latest_store(found)) is not None:
             self.found = host = self.hosts[place]
             self.addresses: Addresses = host.addresses
             self._within = max(ATTEMPT, 3 * (time.monotonic() - began))
             return
         if all(asked.answer in {Answer.REFUSED, Answer.ENDED} for asked in found):
             raise ConnectionRefusedError
-        raise_own_problem(found, ssl.SSLError)  # the client explains TLS errors
-        raise RefusedByStore(explain_answers(self.hosts, found))
+        raise_local_error(found, ssl.SSLError)  # the client explains TLS errors
+        raise RefusedByStore(explain_no_host_serves(self.hosts, found))
 
 
-def find_serving_host(dial: MultiHostDial, *, within: float) -> None:
+def wait_for_serving_host(dial: MultiHostDial, *, within: float) -> None:
     """Find the host that serves; raise RendezvousConnectionError if none does within these seconds."""
 
     async def ask_until_found() -> str:
@@ -235,7 +241,7 @@ def find_serving_host(dial: MultiHostDial, *, within: float) -> None:
         with anyio.move_on_after(within):
             while dial.found is None:
                 try:
-                    await dial.choose_addresses(await renewed_tls(dial.tls, dial.renew))
+                    await dial.choose_addresses(await reload_tls(dial.tls, dial.renew))
                 except OSError as error:
                     problem = describe(error)
                     await anyio.sleep(ASK_AGAIN_AFTER)
@@ -251,7 +257,7 @@ def find_serving_host(dial: MultiHostDial, *, within: float) -> None:
         raise RendezvousConnectionError(f"none of {hosts} serves a store within {within:g} s: {problem}")
 
 
-async def ask_hosts_for_answers(settings: Settings, credentials: Credentials) -> dict[str, Reply]:
+async def ask_hosts_for_answers(settings: Settings, credentials: Credentials) -> dict[str, HostReply]:
     """Return the reply of each host; empty if the URL has only one host."""
     if not settings.endpoint.has_successors:
         return {}
@@ -260,7 +266,7 @@ async def ask_hosts_for_answers(settings: Settings, credentials: Credentials) ->
     return {str(host): asked for host, asked in zip(dial.hosts, found, strict=True)}
 
 
-async def report_host_lost(settings: Settings, credentials: Credentials, lost: str) -> str:
+async def announce_lost_host(settings: Settings, credentials: Credentials, lost: str) -> str:
     """Tell all candidates that a host is lost; return the result in words, or raise a `RendezvousError`."""
     dial = MultiHostDial(settings, credentials)
     hosts, tls = dial.hosts, dial.tls

@@ -31,10 +31,10 @@ from rdzv.backends.bind_address import (
     NotResolvedError,
     PortTakenError,
     choose_bind_address,
-    connect_to_all,
+    find_listening,
     join_hosts,
 )
-from rdzv.backends.handover import announce_end
+from rdzv.backends.handover import send_nodes_to_next_host
 from rdzv.backends.monitoring import serve_embedded
 from rdzv.backends.store_process import StoreProcess
 from rdzv.config.value_types import UNSPECIFIED
@@ -47,7 +47,7 @@ from store.net.dialing import describe, exhausted_limit
 from store.net.sockets import listen_on
 from store.net.tasks import cancel_and_wait
 from store.net.threads import Flag, in_thread
-from store.printable import escape_arguments
+from store.printable import escape_log_arguments
 
 if TYPE_CHECKING:
     import random
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     OpenClient = Callable[[float], contextlib.AbstractAsyncContextManager[Store]]  # the argument: seconds to connect
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
 
 SAY_TAKEN_AFTER: Final = 1.0  # seconds that the port is taken before a warning; a starting store answers sooner
 TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds between attempts, at random; short, as all nodes wait for the host
@@ -91,7 +91,7 @@ class HostedStore:
         """Wait for the clients to leave (see the module), then end the store; a cancellation skips the wait."""
         try:
             if not await self._wait_until_alone(CLOSING_WITHIN):
-                await (self._send_to_next_host if self._keys.has_successors else self._wait_for_others)(open_client)
+                await (self._redirect_nodes if self._keys.has_successors else self._wait_until_others_left)(open_client)
         finally:
             await self.end()
 
@@ -106,24 +106,24 @@ class HostedStore:
             await anyio.to_thread.run_sync(self._serving.close)
         self._has_ended = True
 
-    async def _send_to_next_host(self, open_client: OpenClient) -> None:
+    async def _redirect_nodes(self, open_client: OpenClient) -> None:
         """Send all nodes to the next host, which may serve from now on; wait until they have left."""
         ttl = self._linger + ENDING_TTL
         try:
-            await announce_end(partial(open_client, MEETS_WITHIN), self.server.store_id, self._keys, ttl)
+            await send_nodes_to_next_host(partial(open_client, MEETS_WITHIN), self.server.store_id, self._keys, ttl)
         except StoreError as error:  # do not hand over: nodes could meet both here and at the next host
             log.warning("the store at %s ends at once, as it cannot say so to its nodes: %s", self.server.url, error)
             return
         self.server.end_when_alone.reject_new_clients()
         await self._wait_until_alone(self._linger)
 
-    async def _wait_for_others(self, open_client: OpenClient) -> None:
+    async def _wait_until_others_left(self, open_client: OpenClient) -> None:
         """Reject new nodes, and wait until the others have left; the wait for nodes of other runs has no limit."""
         since, said_of, said_at, until = 0, "", 0.0, None
         while True:
             try:
                 async with open_client(MEETS_WITHIN) as client:
-                    revision, newcomers = await _refuse_newcomers(client, self._keys, since)
+                    revision, newcomers = await _refuse_or_admit_nodes(client, self._keys, since)
             except StoreError as error:
                 if not await self._wait_until_alone(0.0):  # other clients are still connected
                     log.warning("the store at %s is ending, but cannot reject newcomers: %s", self.server.url, error)
@@ -160,7 +160,7 @@ class HostedStore:
                 return False
 
 
-async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int, str]:
+async def _refuse_or_admit_nodes(client: Store, keys: Keys, since: int) -> tuple[int, str]:
     """Reject new nodes of all runs; but accept new nodes again if nodes of other runs, or newcomers, are present.
 
     Newcomers are nodes of the host's run that joined after revision `since` (if 0, after this rejection). Nodes are
@@ -212,10 +212,10 @@ class StoreStarter(ABC):
             log.error("%s", error)  # noqa: TRY400  callers keep waiting; the log has the reason
             return None
         finally:
-            # Await nothing after this line: `begin` must find this task done.
+            # Await nothing after this line: `try_to_start` must find this task done.
             asyncio.get_running_loop().call_soon(self._asked.set)
 
-    async def begin(self) -> None:
+    async def try_to_start(self) -> None:
         """Return after the first attempt; raise an error if this process should start the store and cannot.
 
         A cancellation does not interrupt the start, which is in a thread; `aclose` ends the started store.
@@ -265,13 +265,13 @@ class StoreStarter(ABC):
 class OneHostStarter(StoreStarter):
     """Decides whether this process starts the store at the URL's one host, when its node first looks for the store."""
 
-    async def begin(self) -> None:
+    async def try_to_start(self) -> None:
         """Start the store if this process should, at the first call or after `reset`."""
         if self._task is None:
-            await super().begin()
+            await super().try_to_start()
 
     async def reset(self) -> None:
-        """Let the next `begin` decide again, as the store found is shutting down and has rejected this node."""
+        """Let the next `try_to_start` decide again, as the store found is shutting down and has rejected this node."""
         if self._task is not None and not self.is_hosting:
             self.note_store_found()
             await asyncio.wait([self._task])
@@ -293,7 +293,7 @@ class OneHostStarter(StoreStarter):
                         raise
                 return hosted
             except RendezvousError as error:
-                if not await self._is_temporary(error):
+                if not await self._is_error_temporary(error):
                     raise
                 log.debug("%s; looking again in a moment", error)
                 if type(error) is PortTakenError and not self.problem and anyio.current_time() >= say_at:
@@ -310,7 +310,7 @@ class OneHostStarter(StoreStarter):
         """Raise an error if the URL leads to another store than this new one, or nowhere."""
         url, foreign = self._settings.endpoint.url, host.bound.foreign
         if not host.bound.indirect:
-            if foreign and len(await in_thread(lambda: connect_to_all(foreign))):
+            if foreign and len(await in_thread(lambda: find_listening(foreign))):
                 raise HostedElsewhereError(f"another node has started a store at {url} at the same moment")
             return
         try:
@@ -333,7 +333,7 @@ class OneHostStarter(StoreStarter):
         except StoreError as error:
             log.warning("the rejection of newcomers by the last host of the store could not be deleted: %s", error)
 
-    async def _is_temporary(self, error: RendezvousError) -> bool:
+    async def _is_error_temporary(self, error: RendezvousError) -> bool:
         """Return True if this obstacle to starting the store may pass, or a store may be found meanwhile."""
         if isinstance(error, HostedElsewhereError):
             return True
@@ -389,12 +389,12 @@ def host_if_needed(settings: Settings, credentials: Credentials, gives_up: Flag,
 
 
 def address_to_listen_on(settings: Settings, credentials: Credentials, host: tuple[str, int]) -> BindAddress:
-    """Return the result of `choose_bind_address`; without `is_host=1`, call `_refuse_shared_name` if needed."""
+    """Return the result of `choose_bind_address`; without `is_host=1`, call `_refuse_ambiguous_host` if needed."""
     insist, tls = settings.is_host is True, credentials.server_tls()
     is_closed_to_strangers = credentials.token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
     bound = choose_bind_address(*host, may_be_open=settings.insecure or is_closed_to_strangers, insist=insist)
     if not insist and (bound.foreign or host[0] in {*UNSPECIFIED, "0"}):
-        _refuse_shared_name(settings, host[0], bound)
+        _refuse_ambiguous_host(settings, host[0], bound)
     return bound
 
 
@@ -423,7 +423,7 @@ def serve_store_on(
     return HostedStore(server, serving, settings, bound)
 
 
-def _refuse_shared_name(settings: Settings, host: str, bound: BindAddress) -> None:
+def _refuse_ambiguous_host(settings: Settings, host: str, bound: BindAddress) -> None:
     """Reject a name of several machines; if `max_nodes=1`, only warn."""
     others = f"also names {join_hosts(bound.foreign)}, of other machines" if bound.foreign else "stands for any machine"
     problem = f"{host} {others}, and each of them would start a store of its own"

@@ -22,9 +22,9 @@ from rdzv.backends.bind_address import CannotProbeError, NotResolvedError, PortT
 from rdzv.backends.host_queries import (
     LostReport,
     MultiHostDial,
-    ask_all,
-    explain_answers,
-    raise_own_problem,
+    ask_all_hosts,
+    explain_no_host_serves,
+    raise_local_error,
     read_frame,
 )
 from rdzv.backends.hosting import HostedStore, StoreStarter, address_to_listen_on, serve_store_on
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from rdzv.backends.bind_address import BindAddress
     from rdzv.backends.credentials import Credentials
-    from rdzv.backends.host_queries import Host, Reply
+    from rdzv.backends.host_queries import Host, HostReply
     from rdzv.backends.hosting import OpenClient
     from rdzv.config.settings import Settings
 
@@ -81,9 +81,9 @@ class HostSuccession(StoreStarter):
         self._since = anyio.current_time()
         try:
             while True:
-                found = await ask_all(self._hosts, self._tls_context(), within=ANSWERS_WITHIN)
+                found = await ask_all_hosts(self._hosts, self._tls_context(), within=ANSWERS_WITHIN)
                 if not self._asked.is_set():
-                    raise_own_problem(found)
+                    raise_local_error(found)
                 answers = [asked.answer for asked in found]
                 if Answer.SERVES in answers:  # ask again if this node is not connected soon: that host may have died
                     self._asked.set()
@@ -98,7 +98,7 @@ class HostSuccession(StoreStarter):
                         work = self._give_way_to_later_store(host)
                         self._beside = [asyncio.create_task(work, name="look for a later store")]
                         return host
-                    await self._pause(self._hosts, found, self._since)
+                    await self._pause_and_warn(self._hosts, found, self._since)
                 if self._settled.is_set():
                     return None
         except RendezvousError as error:
@@ -120,12 +120,12 @@ class HostSuccession(StoreStarter):
         log.error(RIVAL, dial.found, host.server.url)
         await host.aclose(self._open_client)
 
-    async def _pause(self, hosts: Sequence[Host], found: Sequence[Reply], since: float) -> None:
+    async def _pause_and_warn(self, hosts: Sequence[Host], found: Sequence[HostReply], since: float) -> None:
         """Pause before the next questions; after `SAY_AFTER` without a store, warn ever more rarely why none serves."""
         now, (said_at, said) = anyio.current_time(), self._said
         away = now - since
         if away >= SAY_AFTER:
-            self.problem: str = explain_answers(hosts, found)
+            self.problem: str = explain_no_host_serves(hosts, found)
             is_due = self.problem != said and now - said_at >= said_at - self._since
             if is_due or said_at < self._since:
                 self._said = now, self.problem
@@ -197,7 +197,7 @@ class HostSuccession(StoreStarter):
             within = LOST_ANSWERS_WITHIN if self._until_word.cancel_called else ANSWERS_WITHIN
             with anyio.CancelScope() as self._until_word:
                 asked = [self._hosts[host] for host in missing]
-                found = await ask_all(asked, self._tls_context(), within=within, own=name)
+                found = await ask_all_hosts(asked, self._tls_context(), within=within, own=name)
                 for host, one in zip(missing, found, strict=True):
                     is_lost = one.answer is Answer.SILENT and str(self._hosts[host]) in self._lost
                     heard = candidacy.after_answer(host, Answer.LOST if is_lost else one.answer)
@@ -205,7 +205,7 @@ class HostSuccession(StoreStarter):
                         return False
                     candidacy = heard
                 if candidacy.possible_hosts(len(self._hosts)):
-                    await self._pause(asked, found, since)
+                    await self._pause_and_warn(asked, found, since)
         return True
 
     @contextlib.asynccontextmanager
@@ -220,7 +220,7 @@ class HostSuccession(StoreStarter):
                 with anyio.fail_after(SAY_AFTER):
                     body = await read_frame(reader)
                 for host in map(str, self._hosts):
-                    if hmac.compare_digest(body, LostReport(host, self._credentials.token).message_for(name)):
+                    if hmac.compare_digest(body, LostReport(host, self._credentials.token).signed_message_for(name)):
                         log.warning("run %s: an operator says that %s is lost", self._settings.run_id, host)
                         self._lost.add(host)
                         self._until_word.cancel()

@@ -154,7 +154,7 @@ def run_command(command: Command, options: argparse.Namespace) -> int:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             status = runner.run(_run_until_ctrl_c(command, options))
     except asyncio.CancelledError:
-        return 128 + SignalFilter.heeded  # `_cancel_on_ctrl_c` has cancelled the command
+        return 128 + RepeatedSignalFilter.heeded  # `_cancel_on_ctrl_c` has cancelled the command
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not exhausted_limit(error.__cause__ or error):
             raise
@@ -193,7 +193,7 @@ def on_signal(number: signal.Signals, callback: Callable[..., object], *argument
 
 def _cancel_on_ctrl_c(also: Iterable[signal.Signals]) -> None:
     """Cancel the command at Ctrl-C and at the signals `also`; at a signal of `ENDING` a second later, exit."""
-    wish, task, loop, was_told = SignalFilter(), asyncio.current_task(), asyncio.get_running_loop(), False
+    wish, task, loop, was_told = RepeatedSignalFilter(), asyncio.current_task(), asyncio.get_running_loop(), False
 
     def cancel_or_exit(number: int, _: object) -> None:
         nonlocal was_told
@@ -214,7 +214,7 @@ def _cancel_on_ctrl_c(also: Iterable[signal.Signals]) -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
 
-class SignalFilter:
+class RepeatedSignalFilter:
     """Ignores a signal that is repeated within a second: `timeout` and Slurm send each signal twice."""
 
     heeded: ClassVar[int] = signal.SIGINT  # the signal of `ENDING` that this process last accepted
@@ -231,21 +231,21 @@ class SignalFilter:
             return False
         self._number, self._at = number, time.monotonic()
         if number in ENDING:
-            SignalFilter.heeded, SignalFilter.heeded_at = number, self._at
+            RepeatedSignalFilter.heeded, RepeatedSignalFilter.heeded_at = number, self._at
         return True
 
 
 async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> int:
-    SignalFilter.heeded_at = -math.inf
+    RepeatedSignalFilter.heeded_at = -math.inf
     if threading.current_thread() is threading.main_thread():
         _cancel_on_ctrl_c(ENDING if command.ends_in_order else ())
     try:
         return await _run_with_timeout(command, options)
     finally:
         # Keep these handlers: a loop that ends, or Python at exit, would remove them.
-        if SignalFilter.heeded_at > -math.inf:
+        if RepeatedSignalFilter.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
-            _set_end_handlers(_exit_if_repeated)  # a later signal ends an exit that unread output blocks
+            _set_end_handlers(_exit_on_second_signal)  # a later signal ends an exit that unread output blocks
             signal.set_wakeup_fd(-1)
             atexit.register(_set_end_handlers, signal.SIG_IGN)
 
@@ -255,8 +255,8 @@ def _set_end_handlers(action: Callable[[int, object], None] | signal.Handlers) -
         signal.signal(number, action)
 
 
-def _exit_if_repeated(number: int, _: object) -> None:
-    if time.monotonic() - SignalFilter.heeded_at >= AGAIN_AFTER:
+def _exit_on_second_signal(number: int, _: object) -> None:
+    if time.monotonic() - RepeatedSignalFilter.heeded_at >= AGAIN_AFTER:
         os._exit(128 + number)
 
 

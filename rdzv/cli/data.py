@@ -22,7 +22,7 @@ DIRECTORY = Argument("directory", metavar="DIR", type=Path, help="the directory 
 
 
 @command("check", "read all of a durable store, and say what is in it", DIRECTORY)
-async def _check_store(options: argparse.Namespace) -> int:
+async def _check_store_files(options: argparse.Namespace) -> int:
     from store.disk.copies import check
 
     return await _run_and_report(partial(check, options.directory), "is whole")

@@ -47,9 +47,9 @@ async def _run_node(name: str, url: str) -> None:
     async for round in rdzv.rounds(url, node_id=name, is_host=False):
         async with round:
             total = await _all_reduce(round, [float(round.rank + 1)] * VECTOR)
-            _print_report("round", round=round.number, rank=round.rank, size=round.world_size, total=total)
+            _print_json_line("round", round=round.number, rank=round.rank, size=round.world_size, total=total)
             await anyio.sleep_forever()
-        _print_report("over", reason="" if round.ending is None else round.ending.reason)
+        _print_json_line("over", reason="" if round.ending is None else round.ending.reason)
 
 
 async def _all_reduce(round: Round, vector: list[float]) -> list[float]:
@@ -58,7 +58,7 @@ async def _all_reduce(round: Round, vector: list[float]) -> list[float]:
     return [sum(column) for column in zip(*parts, strict=True)]
 
 
-def _print_report(what: str, **details: Any) -> None:
+def _print_json_line(what: str, **details: Any) -> None:
     print(json.dumps({"what": what, **details}), flush=True)
 
 

@@ -108,14 +108,14 @@ async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
     replies = await ask_hosts_for_answers(settings, Credentials(settings))
     answers = {host: asked.answer for host, asked in replies.items()}
     for host, port in settings.endpoint.hosts:
-        addresses = await _check_name(host, port, checks, timeout=step)
+        addresses = await _check_dns(host, port, checks, timeout=step)
         where = host_and_port(host, port)
         answer = answers.get(where, Answer.SERVES)
         if answer is not Answer.SERVES:  # a host that serves no store should refuse connections
             remedy = f"{IF_SILENT} {where}" if answer is Answer.SILENT else ""
             checks.append(Check("host", f"{where} {replies[where]}{PROVES * (answer is Answer.REFUSED)}", remedy))
         elif addresses:
-            reached_from, check = await _dial(host, port, addresses, step, etcd=is_etcd(url))
+            reached_from, check = await _check_port(host, port, addresses, step, etcd=is_etcd(url))
             checks.append(check)
             own_address = reached_from or own_address
         if addresses and not is_etcd(url):
@@ -163,7 +163,7 @@ async def _look_up_addresses(name: str, port: int | None) -> list[str]:
     return list(dict.fromkeys(str(one[4][0]) for one in found))
 
 
-async def _check_name(host: str, port: int, checks: list[Check], *, timeout: float, what: str = "name") -> list[str]:
+async def _check_dns(host: str, port: int, checks: list[Check], *, timeout: float, what: str = "name") -> list[str]:
     try:
         with anyio.fail_after(timeout):
             addresses = await _look_up_addresses(host, port)
@@ -195,7 +195,7 @@ async def _check_shared_name(host: str, port: int, checks: list[Check]) -> None:
             checks.append(Check("machines", found, LET_ONE_HOST))
 
 
-async def _dial(host: str, port: int, addresses: list[str], timeout: float, *, etcd: bool) -> tuple[str, Check]:
+async def _check_port(host: str, port: int, addresses: list[str], timeout: float, *, etcd: bool) -> tuple[str, Check]:
     """Connect to the first address that accepts; return the connection's local address, or "", and the check."""
     problems = []
     for address in addresses:
@@ -284,7 +284,7 @@ async def _check_run(status: RunStatus, expected: tuple[str, ...], checks: list[
     found = f"this is rdzv {__version__}; nodes: {releases or 'none'}"
     checks.append(Check("versions", found, remedy if len(majors) > 1 else ""))
     if status.bootstrap is not None:
-        await _check_name(*status.bootstrap, checks, timeout=timeout, what="rank 0")
+        await _check_dns(*status.bootstrap, checks, timeout=timeout, what="rank 0")
     here = {member.node_id for member in status.members} | set(status.waiting)
     fates = {one.node_id: one.describe() for one in status.missing}
     missing = [f"{name} ({fates.get(name, 'never seen')})" for name in expected if name not in here]

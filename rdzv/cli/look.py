@@ -24,7 +24,7 @@ from rdzv.cli.reach import open_run, parse_settings
 from rdzv.core.report import report
 from rdzv.display.history import history_as_json, history_text, timeline
 from rdzv.display.pages import timeline_page
-from rdzv.display.status import Frame, describe_health, draw_screen, member_lines, problem_lines, summary_lines
+from rdzv.display.status import Frame, describe_store_health, draw_screen, member_lines, problem_lines, summary_lines
 from rdzv.errors import RendezvousStateError
 from rdzv.node.link.wakeup import Wakeup
 from store import StoreError, StoreReplaced
@@ -68,7 +68,7 @@ async def _print_status(options: argparse.Namespace) -> int:
         of_each = ", ".join(f"{host} {asked}" for host, asked in hosts.items())
         lost = run.head().lost_store
         here = [f"hosts: {of_each}; store {1 if lost is None else lost.generation + 1} of this run"] * bool(hosts)
-        say(*_status_lines(status, cost), f"store: {describe_health(health)}", *here)
+        say(*_status_lines(status, cost), f"store: {describe_store_health(health)}", *here)
     return DONE
 
 
@@ -87,8 +87,8 @@ async def _watch_run(options: argparse.Namespace) -> int:
             with contextlib.suppress(StoreReplaced):
                 async with open_run(options, follow=wakeup, must_exist=False) as run:
                     if last is None:
-                        await _warn_if_missing(run)
-                    last = await _read_screen(run)
+                        await _warn_if_run_missing(run)
+                    last = await _read_frame(run)
                     answered()
                     if sys.stdout.isatty() and not options.json and os.environ.get("TERM", "dumb") != "dumb":
                         terminal = terminal or stack.enter_context(_open_terminal(wakeup))
@@ -101,7 +101,7 @@ async def _watch_run(options: argparse.Namespace) -> int:
     return DONE
 
 
-async def _warn_if_missing(run: Run) -> None:
+async def _warn_if_run_missing(run: Run) -> None:
     """If this run is missing, log the existing runs: the id may be mistyped."""
     try:
         await run.check_exists()
@@ -121,7 +121,7 @@ async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list
         if frame.status.closed is not None:
             return frame
         await wakeup.sleep_until(None)
-        frame = await _read_screen(run)
+        frame = await _read_frame(run)
 
 
 class _Terminal:
@@ -184,7 +184,7 @@ async def _show_on_screen(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Ter
             if heard or began - read_at > max(READ_EVERY, took / READ_SHARE):
                 # Without a limit, a reading would never end in a network that loses large packets.
                 with anyio.move_on_after(max(READ_WITHIN, took * 10)), contextlib.suppress(StoreError):
-                    began, frame = time.monotonic(), await _read_screen(run)
+                    began, frame = time.monotonic(), await _read_frame(run)
                     read_at, heard = time.monotonic(), False
                     took = read_at - began
         now = time.monotonic()
@@ -197,7 +197,7 @@ async def _show_on_screen(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Ter
         heard = heard or not waiting.cancelled_caught
 
 
-async def _read_screen(run: Run) -> Frame:
+async def _read_frame(run: Run) -> Frame:
     status, history, cost = await run.account()
     return Frame(status=status, cost=cost if history.chapters else None)
 

@@ -53,12 +53,12 @@ DEFAULT_URL: Final = "RDZV_URL"  # the environment variable with the default URL
 
 def command_named(name: str) -> Command:
     """Import and return a subcommand."""
-    kind = _module_of("command").Command
-    there: list[Command] = [each for each in vars(_module_of(ROOMS[name])).values() if isinstance(each, kind)]
+    kind = _import_cli_module("command").Command
+    there: list[Command] = [each for each in vars(_import_cli_module(ROOMS[name])).values() if isinstance(each, kind)]
     return {command.name: command for command in there}[name]
 
 
-def _module_of(name: str) -> Any:
+def _import_cli_module(name: str) -> Any:
     return importlib.import_module(f"rdzv.cli.{name}")
 
 
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options is None:
             _overview_parser(ROOMS).print_help()
             return 0
-        status: int = _module_of("command").run_command(command_named(options.command), options)
+        status: int = _import_cli_module("command").run_command(command_named(options.command), options)
         return status
     except KeyboardInterrupt:
         return INTERRUPTED

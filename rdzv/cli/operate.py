@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv.backends.credentials import Credentials
-from rdzv.backends.host_queries import report_host_lost
+from rdzv.backends.host_queries import announce_lost_host
 from rdzv.cli.command import (
     DONE,
     FAILED,
@@ -31,7 +31,7 @@ from rdzv.cli.command import (
 )
 from rdzv.cli.reach import open_run, open_store, parse_settings
 from rdzv.config.resizing import describe_size
-from rdzv.core.questions import ANSWER_TTL, KILL, STACKS, Question, unpack_answer
+from rdzv.core.questions import ANSWER_TTL, KILL, STACKS, Question, decompress_answer
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run.status import read_nodes
@@ -58,7 +58,7 @@ WHERE = "--where ATTRIBUTE=VALUE"
 NODE_OR_WHERE = Argument(*NODE.names, **NODE.settings, nargs="?")
 
 
-def _check_target(options: argparse.Namespace) -> None:
+def _check_ban_target(options: argparse.Namespace) -> None:
     if (options.node is None) == (options.where is None):
         raise RendezvousSettingsError("name a NODE, or give --where ATTRIBUTE=VALUE")
 
@@ -87,7 +87,7 @@ async def _close_run(options: argparse.Namespace) -> int:
 )
 async def _report_lost_host(options: argparse.Namespace) -> int:
     settings = parse_settings(options.url)
-    said = await report_host_lost(settings, Credentials(settings), options.host)
+    said = await announce_lost_host(settings, Credentials(settings), options.host)
     say(said, "if that host is at work after all, two runs go on until it sees the later store, and gives way")
     return DONE
 
@@ -114,7 +114,7 @@ async def _reopen_run(options: argparse.Namespace) -> int:
     option("--for SECONDS", duration, "for how long, say 10m (default: until unban)", dest="lasts"),
 )
 async def _ban_nodes(options: argparse.Namespace) -> int:
-    _check_target(options)
+    _check_ban_target(options)
     span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
     async with open_run(options) as run:
         here = await run.ban(
@@ -146,7 +146,7 @@ async def _no_match_message(run: Run, name: str) -> str:
     Argument("--reason", default="", help="why; the history says it"),
 )
 async def _unban_nodes(options: argparse.Namespace) -> int:
-    _check_target(options)
+    _check_ban_target(options)
     async with open_run(options) as run:
         was_banned = await run.unban(options.node or "", options.reason, where=options.where)
     who = f"node {options.node}" if options.where is None else f"nodes with {'='.join(options.where)}"
@@ -196,7 +196,7 @@ async def _ask_launcher(client: Store, keys: Keys, what: str, node_id: str) -> s
     await client.wait([answered])
     entry = await client.get(answered)
     assert entry is not None, "answers are kept for as long as questions"
-    return unpack_answer(entry.value)
+    return decompress_answer(entry.value)
 
 
 @command("stacks", "show the Python stacks of the processes that a node's rdzv run has started", *RUN, NODE)

@@ -56,13 +56,13 @@ async def _list_runs(options: argparse.Namespace) -> int:
         for run in runs:
             print_text(json.dumps(run._asdict()))
     elif runs:
-        say(*_run_table(runs, uptime))
+        say(*_table_of_runs(runs, uptime))
     else:
         say(f"there are no runs under {keys.prefix}")
     return DONE
 
 
-def _run_table(runs: list[RunUsage], uptime: float) -> list[str]:
+def _table_of_runs(runs: list[RunUsage], uptime: float) -> list[str]:
     """Return one line per run; ">" marks the age of a run that is older than the server's process."""
     width = max(6, *(len(run.run_id) for run in runs))
     lines = [f"{'run':<{width}}  {'keys':>8}  {'bytes':>14}  {'age':>10}"]

@@ -24,7 +24,7 @@ from rdzv.backends.builtin import make_client
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import http_module
 from rdzv.backends.succession import HostSuccession
-from rdzv.cli.command import DONE, Argument, SignalFilter, argument_type, command, flag, on_signal, option
+from rdzv.cli.command import DONE, Argument, RepeatedSignalFilter, argument_type, command, flag, on_signal, option
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
 from rdzv.config.parameters import Parameter
@@ -32,7 +32,7 @@ from rdzv.config.settings import parse
 from rdzv.display.standard_error import flush_errors, say_error
 from rdzv.errors import RendezvousSettingsError
 from store.net.address import DEFAULT_PORT, host_and_port
-from store.net.collector import collect_frozen, short_collections
+from store.net.collector import collect_garbage, short_gc_pauses
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ async def _serve_store(options: argparse.Namespace) -> int:
         says_who_may_come = options.insecure or token is not None or options.ca is not None
         host = EVERY_ADDRESS if says_who_may_come else LOOPBACK
 
-    wish, starting = SignalFilter(), options.hosts is None
+    wish, starting = RepeatedSignalFilter(), options.hosts is None
 
     def on_stop_signal(number: signal.Signals) -> None:
         if not wish.accept(number):
@@ -163,12 +163,12 @@ async def _serve_store(options: argparse.Namespace) -> int:
         server.on_failure(stop.set)  # if the server fails, end this process: a service manager restarts it
         beating = asyncio.create_task(_notify_watchdog(), name="tell the watchdog that this loop runs")
         stack.push_async_callback(cancel_and_wait, beating)
-        stack.enter_context(short_collections())
+        stack.enter_context(short_gc_pauses())
         while not stop.is_set():
             with anyio.move_on_after(TIDY_EVERY):
                 await stop.wait()
             if not server.connections:
-                collect_frozen()
+                collect_garbage()
         notify_service_manager("STOPPING=1")
         _print_notice(f"leaving, {server.connections} connections are told")
     return DONE
@@ -186,7 +186,7 @@ async def _serve_as_one_of_hosts(options: argparse.Namespace, stop: asyncio.Even
     said = ""
     try:
         while not stop.is_set():
-            await succession.begin()
+            await succession.try_to_start()
             state = f"serves the store at {settings.endpoint.url}" if succession.is_hosting else "waits for its turn"
             if state != said:
                 said = state

@@ -114,7 +114,7 @@ def _check_text(raw: Any) -> str:
     return raw
 
 
-def _name(raw: Any) -> str:
+def _parse_name(raw: Any) -> str:
     name = _check_text(raw)
     if "/" in name or len(name) > NAME_LENGTH_MAX:
         raise ValueError
@@ -123,22 +123,22 @@ def _name(raw: Any) -> str:
 
 def _parse_names(raw: Any) -> tuple[str, ...]:
     listed = [name.strip() for name in raw.split(",")] if isinstance(raw, str) else raw
-    names = tuple(dict.fromkeys(map(_name, listed)))
+    names = tuple(dict.fromkeys(map(_parse_name, listed)))
     if len(names) > NAMES_MOST:
         raise InvalidValue(f"these are {len(names)}")
     return names
 
 
-def _path(raw: Any) -> str:
+def _parse_path(raw: Any) -> str:
     return _check_text(str(raw) if isinstance(raw, PurePath) else raw)
 
 
-def _prefix(raw: Any) -> str:
+def _parse_prefix(raw: Any) -> str:
     # Outer slashes make no difference: nodes with prefix `a`, `/a` and `a/` use the same keys.
     return "/" + _check_text(_check_text(raw).strip("/"))
 
 
-def _address(raw: Any) -> str:
+def _parse_address(raw: Any) -> str:
     address = _check_text(raw)
     if address.startswith("[") and address.endswith("]"):
         address = address[1:-1]
@@ -156,7 +156,7 @@ def _is_nested_deeper(value: Any, levels: int) -> bool:
     return bool(inside) and (levels == 0 or any(_is_nested_deeper(one, levels - 1) for one in inside))
 
 
-def _payload(raw: Any) -> Any:
+def _parse_payload(raw: Any) -> Any:
     # Pack and unpack the payload, so that later changes of the object have no effect, and all nodes read the same.
     try:
         packed = msgpack.packb(raw)
@@ -185,7 +185,7 @@ def _parse_pairs(raw: Any) -> dict[Any, Any]:
     return pairs
 
 
-def _attributes(raw: Any) -> Mapping[str, str]:
+def _parse_attributes(raw: Any) -> Mapping[str, str]:
     attributes = {_check_text(name): _check_text(value) for name, value in _parse_pairs(raw).items()}
     if len(msgpack.packb(attributes)) > ATTRIBUTES_BYTES_MAX:
         raise InvalidValue("these are more")
@@ -210,14 +210,14 @@ def _read_limits(raw: Any) -> Limits:
         raise InvalidValue(str(error)) from error
 
 
-def _rank_order(raw: Any) -> Any:
+def _parse_rank_order(raw: Any) -> Any:
     is_named = isinstance(raw, str) and (raw in RANK_ORDERS or re.fullmatch("topology:.+", raw, re.DOTALL))
     if not is_named and not callable(raw):
         raise ValueError
     return raw
 
 
-def _ports(raw: Any) -> str:
+def _parse_ports(raw: Any) -> str:
     text = raw if isinstance(raw, str) else str(operator.index(raw))
     first, dash, last = text.partition("-")
     low, high = (plain_number(one, int) for one in (first, last if dash else first))
@@ -240,32 +240,32 @@ FLAG_OR_AUTO: Final = Kind(
     "one of auto, 1, 0, true, false, yes, no, on, off", lambda raw: None if raw == "auto" else _parse_flag(raw), "true"
 )
 _IN_A_NAME: Final = f'1 to {NAME_LENGTH_MAX} printable characters without "/"'
-NAME: Final = Kind(f"{_IN_A_NAME}, which separates the parts of a key", _name, "host10")
+NAME: Final = Kind(f"{_IN_A_NAME}, which separates the parts of a key", _parse_name, "host10")
 NAMES: Final = Kind(
     f"at most {NAMES_MOST} names of nodes, a list or separated by commas, each of {_IN_A_NAME}",
     _parse_names,
     "gpu-001,gpu-002",
 )
 TEXT: Final = Kind("text that is not empty, in printable characters", _check_text, "rack")
-PATH: Final = Kind("the path of a file or directory, not empty", _path, "/run/secrets/rdzv")
-PREFIX: Final = Kind("the beginning of a key, in printable characters and more than slashes", _prefix, "/rdzv")
-ADDRESS: Final = Kind("a host name or an IP address of this machine, without a port", _address, "10.0.0.7")
+PATH: Final = Kind("the path of a file or directory, not empty", _parse_path, "/run/secrets/rdzv")
+PREFIX: Final = Kind("the beginning of a key, in printable characters and more than slashes", _parse_prefix, "/rdzv")
+ADDRESS: Final = Kind("a host name or an IP address of this machine, without a port", _parse_address, "10.0.0.7")
 SECRET: Final = Kind("text or bytes, not empty", _accept_if(lambda raw: isinstance(raw, str | bytes) and raw), "...")
 PAYLOAD: Final = Kind(
-    f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack, nested at most {PAYLOAD_LEVELS_MAX} deep", _payload, "8xH100"
+    f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack, nested at most {PAYLOAD_LEVELS_MAX} deep", _parse_payload, "8xH100"
 )
 ATTRIBUTES: Final = Kind(
     f"names and values, both text and not empty, in at most {ATTRIBUTES_BYTES_MAX} bytes of msgpack",
-    _attributes,
+    _parse_attributes,
     "rack:r1,zone:z2",
 )
 LIMITS: Final = Kind("a store.Limits, or names of its fields with numbers", _read_limits, "keys_max:100000")
 RANK_ORDER: Final = Kind(
-    f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _rank_order, "topology:rack"
+    f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _parse_rank_order, "topology:rack"
 )
 HOST: Final = Kind(f"one of {', '.join(HOSTS)}", _accept_if(HOSTS.__contains__), "process")
 TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _accept_if(TORCH_STORES.__contains__), "tcp")
-PORTS: Final = Kind(f"a port or a range of them, from 1 to {PORT_MAX}", _ports, "29500-29599")
+PORTS: Final = Kind(f"a port or a range of them, from 1 to {PORT_MAX}", _parse_ports, "29500-29599")
 HTTP_PORT: Final = whole_number(
     0, PORT_MAX, limit=f"a port from 1 to {PORT_MAX}, or 0 for any free one", example="29401"
 )

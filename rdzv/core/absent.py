@@ -73,7 +73,7 @@ class AbsenceReport(Record, kw_only=True):
         waited = "" if self.waited is None or elapsed is None else f" {in_words(self.waited + elapsed)}"
         return f"waiting{waited} for {names}"
 
-    def names_of_staying(self) -> str:
+    def staying_member_names(self) -> str:
         """Return the names of the `staying` members: "gpu-001 and gpu-002"."""
         addresses = chain(self.staying_at, repeat(""))
         return _join_names(list(map(_shorten_name, map(node_label, self.staying, addresses))), len(self.staying))
@@ -119,7 +119,7 @@ class AbsenceBook:
             self._unseen.pop(node_id, None)
             self._gone[node_id] = LEFT if left else LOST, now, address, why
 
-    def resync(self, here: Iterable[str]) -> None:
+    def note_snapshot(self, here: Iterable[str]) -> None:
         """Count expected nodes as never seen, except gone nodes and the nodes in a snapshot (`here`)."""
         present = set(here)
         self._unseen = {id: None for id in self._expected if id not in present and id not in self._gone}

@@ -141,7 +141,7 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
         return Resize(revision=head.resized.revision)
     if view.next_to_expel is not None:
         node_id, why = view.next_to_expel
-        record, progress = view.records[node_id], _progress_of(view, rules, closed=closed, now=now, drained=head.drains)
+        record, progress = view.records[node_id], _to_progress(view, rules, closed=closed, now=now, drained=head.drains)
         progress = progress.after_expulsion(node_id, address=record.address, why=why)
         return Expel(node_id=node_id, arrival=record.arrival, why=why, progress=progress)
     act = next_round(view, rules, head, now=now)
@@ -183,7 +183,7 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
 def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Commit:
     """Return the next round if it can complete now, else a `Wait` whose progress says why not."""
     assert view.synced, "the picture is complete: a node that it lacks would count as gone"
-    progress = _progress_of(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
+    progress = _to_progress(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
         return Wait(until=None, progress=progress)
     if head.moves:
@@ -196,7 +196,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
     # Nodes of a restarted job may have the former names, but know no round and arrive one by one: keep the last call.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
-    nobody_else = all_have_come and regroup and not view.expected_back
+    nobody_else = all_have_come and regroup and not view.nodes_expected_back
     is_news = view.round is None or view.round.revision < head.lost_store_told
     lost = head.lost_store if is_news else None
     survivors = ranks_in_lost_store(view.waiting.values(), lost)
@@ -232,7 +232,7 @@ def add_problem(progress: Progress, problem: str) -> Progress:
     return progress.replace(problem=problem[:PROBLEM_MOST], last_call_left=None)
 
 
-def _progress_of(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str]) -> Progress:
+def _to_progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str]) -> Progress:
     joined, live = len(view.waiting), len(view.live)
     left = None
     if view.enough_since is not None and rules.round_size(joined) < rules.capacity:
@@ -408,7 +408,7 @@ def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
                 spares = f", and {plural(progress.spares, 'spare')}{given_up}" if progress.spares else ""
                 standstill = progress.standstill and f"; {progress.standstill}"
                 return f"round {progress.round} stands with {plural(progress.live)}{spares}{missing}{standstill}"
-            staying = progress.absent.names_of_staying()
+            staying = progress.absent.staying_member_names()
             members = f"{plural(progress.live, 'live member')} to leave{staying and f': {staying}'}"
             return f"{plural(coming)} waiting for round {progress.round}'s {members}{given_up}"
 

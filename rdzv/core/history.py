@@ -238,7 +238,7 @@ class HistoryWriter:
         elif not too_few:
             self._short, self._short_since = self._seconds_short_until(now), None
 
-    def with_round(
+    def history_with_round(
         self,
         number: int,
         nodes: Mapping[str, str],
@@ -282,7 +282,7 @@ class HistoryWriter:
         history = history.replace(chapters=(*history.chapters[:-1], self._last_chapter(now), chapter))
         return _forget_oldest(history) if len(history.chapters) > CHAPTERS_MOST else history
 
-    def with_incidents(
+    def history_with_incidents(
         self,
         progress: Progress,
         closed: Closed | None,

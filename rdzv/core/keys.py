@@ -49,7 +49,7 @@ class Keys:
     drains: ClassVar[_Key] = _Key("head/draining/")
     hosted: ClassVar[_Key] = _Key("head/hosted/")
     parents: ClassVar[_Key] = _Key("parent/")  # with `host=process`: nodes in the store process's parent
-    bans: ClassVar[_Key] = _Key("head/banned/")  # see `ban_names`
+    bans: ClassVar[_Key] = _Key("head/banned/")  # see `ban_names_of`
     unbans: ClassVar[_Key] = _Key("head/unbanned/")
     unfits: ClassVar[_Key] = _Key("unfit/")
     # Prefixes of keys that end with other names.
@@ -71,7 +71,7 @@ class Keys:
         return f"{self.prefix}/host"
 
     @property
-    def lease_id(self) -> int:
+    def run_lease_id(self) -> int:
         """The id of the run's own lease: a hash of `root`, so that concurrent first nodes grant the same lease."""
         digest = hashlib.blake2b(self.root.encode(), digest_size=8).digest()
         return CHOSEN_LEASE_LEAST + int.from_bytes(digest) % CHOSEN_LEASE_LEAST
@@ -97,7 +97,7 @@ class Keys:
         return f"{self.rounds}{number}/{term}/"
 
     def ranks(self, number: int, term: int, bucket: int | None = None) -> str:
-        """Return the key of one bucket of ranks (`bucket_of` a node id); without `bucket`, the prefix of all."""
+        """Return the key of one bucket of ranks (`bucket_for_rank` a node id); without `bucket`, the prefix of all."""
         return f"{self.attempt(number, term)}ranks/{'' if bucket is None else bucket}"
 
     def roster(self, number: int, term: int, bucket: int | None = None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
-from rdzv.core.stored import Stored, check_text
+from rdzv.core.stored import Stored, checked_text
 from rdzv.errors import RendezvousStateError
 
 STACKS: Final = "stacks"  # asks a launcher for its processes' Python stacks
@@ -23,12 +23,12 @@ class Question(Stored, kw_only=True):
     node_id: str
 
 
-def pack_answer(text: str) -> bytes:
+def compress_answer(text: str) -> bytes:
     """Compress an answer: the stacks of many threads are similar, and shrink to a tenth."""
-    return zlib.compress(check_text("the answer", text, most=ANSWER_BYTES_MOST).encode())
+    return zlib.compress(checked_text("the answer", text, most=ANSWER_BYTES_MOST).encode())
 
 
-def unpack_answer(value: bytes) -> str:
+def decompress_answer(value: bytes) -> str:
     """Unpack an answer; raise `RendezvousStateError` if invalid."""
     unpacking = zlib.decompressobj()
     try:

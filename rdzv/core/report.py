@@ -273,7 +273,7 @@ def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
     def add_seconds(age: float | None) -> float | None:
         return None if age is None else age + seconds
 
-    def advance_bans(bans: Mapping[str, Ban]) -> dict[str, Ban]:
+    def shorten_bans(bans: Mapping[str, Ban]) -> dict[str, Ban]:
         return {
             name: one if one.ends_in is None else one.replace(ends_in=one.ends_in - seconds)
             for name, one in bans.items()
@@ -288,8 +288,8 @@ def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
         last_call_left=None if left is None else max(left - seconds, 0.0),
         missing=tuple(one.replace(ago=add_seconds(one.ago)) for one in status.missing),
         waited=add_seconds(status.waited),
-        banned=advance_bans(status.banned),
-        banned_where=advance_bans(status.banned_where),
+        banned=shorten_bans(status.banned),
+        banned_where=shorten_bans(status.banned_where),
         draining={name: (max(left - seconds, 0.0), why) for name, (left, why) in status.draining.items()},
         steps={
             name: replace(one, age=one.age + seconds, report_age=one.report_age + seconds)

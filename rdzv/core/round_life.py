@@ -59,7 +59,7 @@ class WorkPhase(Enum):
     FAILED = "failed"  # the member's work failed; it asks which member failed first
 
 
-class Outcome(Enum):
+class NextAction(Enum):
     """What a member does once its work has ended."""
 
     MEET_AGAIN = "meet again"

@@ -64,7 +64,7 @@ class NodeRecord(Stored, kw_only=True):
     cut_off: tuple[str, ...] = ()  # addresses of rank 0s that this node did not reach while others did
     gave_up: Prose = ""  # the last round, if its members did not reach rank 0, and why; else empty
     left: bool = False  # True: the node leaves by itself, and is about to delete this record
-    stopped: bool = False  # True: the node leaves at the agreed step, or after its body: see `StepGate.has_stopped`
+    stopped: bool = False  # True: the node leaves at the agreed step, or after its body: see `StepGate.is_at_stop`
     why: Prose = ""  # why the node leaves
     release: str = ""  # the node's release of this package; empty if unknown
     since: float = 0.0  # the Unix time of the arrival, on the node's clock; 0 if unknown
@@ -117,14 +117,14 @@ def attribute_ban_name(where: str) -> str:
     return f"{_WITH}{where}"
 
 
-def ban_names(node_id: str, attributes: Mapping[str, str]) -> tuple[str, ...]:
+def ban_names_of(node_id: str, attributes: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the bans that would exclude a node: its id, and `attribute_ban_name` of each attribute."""
     return node_id, *(attribute_ban_name(f"{name}={value}") for name, value in attributes.items())
 
 
 def find_ban(bans: Mapping[str, Ban], node_id: str, attributes: Mapping[str, str]) -> Ban | None:
     """Return the first of the bans that excludes a node, if any."""
-    return next((bans[name] for name in ban_names(node_id, attributes) if name in bans), None) if bans else None
+    return next((bans[name] for name in ban_names_of(node_id, attributes) if name in bans), None) if bans else None
 
 
 class Ban(Stored, kw_only=True):

@@ -16,7 +16,7 @@ A member that has begun no step, or has finished its body, answers None. If all 
 but if newcomers are the only reason, a member may first finish its body, unless a second decision follows, for a
 stronger reason.
 
-A member that leaves before the agreed step, with its body unfinished, counts as lost (`has_stopped`).
+A member that leaves before the agreed step, with its body unfinished, counts as lost (`is_at_stop`).
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class StepGate:
         return self.stop is None or step >= self.stop
 
     @property
-    def has_stopped(self) -> bool:
+    def is_at_stop(self) -> bool:
         """True if this member is at the agreed step or past its body, so that no member waits for it in a step."""
         if self.at_end or not self.decided:
             return self.at_end
@@ -194,7 +194,7 @@ class StepGate:
     @property
     def is_awaited(self) -> bool:
         """True if the other members wait for this member in a step before the agreed step."""
-        return self.stop is not None and not self.has_stopped
+        return self.stop is not None and not self.is_at_stop
 
     @property
     def finished(self) -> int | None:

@@ -42,7 +42,7 @@ def clean_text(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
     return text.encode(errors="backslashreplace")[:most].decode(errors="ignore")
 
 
-def check_text(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> str:
+def checked_text(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> str:
     """Return a user's text as `clean_text` does; raise `RendezvousSettingsError` if it is no string."""
     if not isinstance(given, str):
         raise RendezvousSettingsError(f"{name}={brief(given)} must be text (str)")
@@ -73,7 +73,7 @@ class Stored(Record):
         return unpack(cls.called, value, lambda plain: cls.read(_row_of_plain(cls, plain, outside)))
 
     @classmethod
-    def unpack_at(cls, key: str, value: bytes, **outside: object) -> Self | None:
+    def unpack_or_log(cls, key: str, value: bytes, **outside: object) -> Self | None:
         """Return the record as `unpack` does; if the value is invalid, log the key and return None."""
         try:
             return cls.unpack(value, **outside)

@@ -155,32 +155,32 @@ class View:
     @property
     def lost(self) -> list[str]:
         """The first `NAMED_MOST` lost members, in order."""
-        return self._first_gone(left=False)
+        return self._first_gone_members(left=False)
 
     @property
     def departed(self) -> list[str]:
         """The first `NAMED_MOST` departed members, in order."""
-        return self._first_gone(left=True)
+        return self._first_gone_members(left=True)
 
     @property
     def lost_count(self) -> int:
         """The number of lost members, named or not."""
-        return self._count_gone(left=False)
+        return self._count_gone_members(left=False)
 
     @property
     def departed_count(self) -> int:
         """The number of departed members, named or not."""
-        return self._count_gone(left=True)
+        return self._count_gone_members(left=True)
 
     @property
     def why(self) -> dict[str, str]:
         """The known reasons why members have gone."""
         return {node_id: one.why for node_id, one in self._missed.items() if one.why}
 
-    def _first_gone(self, *, left: bool) -> list[str]:
+    def _first_gone_members(self, *, left: bool) -> list[str]:
         return list(islice((node_id for node_id, one in self._missed.items() if one.left is left), NAMED_MOST))
 
-    def _count_gone(self, *, left: bool) -> int:
+    def _count_gone_members(self, *, left: bool) -> int:
         return self._unnamed[left] + sum(1 for one in self._missed.values() if one.left is left)
 
     @property
@@ -226,13 +226,13 @@ class View:
             return
         self.seen = max(self.seen, event.revision)
         if event.key.startswith(self._accusations_prefix):
-            self.accusations.apply(event)
+            self.accusations.apply_event(event)
             return
         node_id = event.key[len(self._prefix) :]
         if "/" not in node_id:  # neither a marker nor a key of another run below this run's keys
             self._apply_node(node_id, event, now, bans)
         if self.synced:
-            self._update_counts(now)
+            self._update_shortage(now)
 
     def _apply_node(self, node_id: str, event: Event, now: float, bans: Mapping[str, Ban]) -> None:
         there, record = self.records.get(node_id), None
@@ -263,7 +263,7 @@ class View:
         """Set the fewest nodes of a round."""
         self._needed = needed
         if self.synced:
-            self._update_counts(now)
+            self._update_shortage(now)
 
     def note_round(self, round: Round, members: Iterable[Member], *, now: float) -> None:
         """Record that a round was committed. If enough nodes still wait, the next last call begins."""
@@ -282,10 +282,10 @@ class View:
         self._clear_waiting()
         for record in waiting:
             self._add_record(record)
-        self._update_counts(now)
+        self._update_shortage(now)
 
     @property
-    def expected_back(self) -> set[str]:
+    def nodes_expected_back(self) -> set[str]:
         """The lost nodes that may come back; empty unless a waiting node's record says that an outage dropped the node.
 
         All nodes that an outage cut off may come back. Killed nodes look the same, so the last call limits the wait.
@@ -308,12 +308,12 @@ class View:
                 left = unnamed > 0 or (self._moves and why == UNSEEN)
                 self._note_gone(node_id, left=left, at=None, why="" if left else why)
                 unnamed -= 1
-        self.absences.resync(self.records)
-        self._update_counts(now)
+        self.absences.note_snapshot(self.records)
+        self._update_shortage(now)
         if said is None:
             return
         for left, count in ((False, said.lost), (True, said.departed)):
-            self._unnamed[left] = max(count - self._count_gone(left=left), 0)
+            self._unnamed[left] = max(count - self._count_gone_members(left=left), 0)
         if said.last_call_left is not None:
             # If enough nodes that the report counted still wait, its last call continues; else a new one began later.
             standing = sum(1 for record in self.waiting.values() if record.arrival <= said.last_arrival)
@@ -377,7 +377,7 @@ class View:
     def _too_few_wait(self) -> bool:
         return 0 < len(self.waiting) < self._needed and not self.live
 
-    def _update_counts(self, now: float) -> None:
+    def _update_shortage(self, now: float) -> None:
         if self._cut_off:
             self._leave_out_unreached()
         self.absences.note_shortage(short=self._too_few_wait, now=now)

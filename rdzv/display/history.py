@@ -87,7 +87,7 @@ def _fields_as_json(noun: Record, *, without: Collection[str] = ()) -> dict[str,
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-class Span(NamedTuple):
+class TimelineSpan(NamedTuple):
     """A part of a row of the timeline; a tuple, as a page may show thousands."""
 
     kind: str  # "round", "meeting" (members meet again), "lost", "left" or "closed"
@@ -111,36 +111,36 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
         if node_id in away:
             kind, since, why = away.pop(node_id)
             text = f"{kind}{f': {why}' if why else ''}; away for {long_duration(began - since)}"
-            rows[node_id].append((*_span(kind, since, began - since, text), why))
+            rows[node_id].append((*_new_span(kind, since, began - since, text), why))
 
     for chapter, length in zip(history.chapters, round_lengths(history.chapters, now), strict=True):
         gone = {node_id: one for one in chapter.incidents if one.kind in ("lost", "left") for node_id in one.node_ids}
         stopped = min(_seconds_until_stop(chapter, length), length)
         text = f"round {chapter.number}: {plural(chapter.size)}"
-        bands.append((*_span("round", began, stopped, text), chapter.number, chapter.size))
+        bands.append((*_new_span("round", began, stopped, text), chapter.number, chapter.size))
         if length > stopped:
             what = f"{length - stopped:.1f} s without a round, after round {chapter.number}"
             why = "; ".join(_describe_incident(chapter, one).partition(", ")[2] for one in chapter.incidents)
-            bands.append(_span("meeting", began + stopped, length - stopped, f"{what}: {why}"))
+            bands.append(_new_span("meeting", began + stopped, length - stopped, f"{what}: {why}"))
         for node_id in (*chapter.node_ids, *chapter.joined_ids):
             end_absence(node_id)
         ends = {node_id: stopped if one.after is None else min(one.after, length) for node_id, one in gone.items()}
         for rank, node_id in enumerate(chapter.node_ids):
             spans = rows.setdefault(node_id, [])
             text = f"round {chapter.number}, rank {rank}"
-            spans.append(_span("round", began, min(ends.get(node_id, stopped), stopped), text))
+            spans.append(_new_span("round", began, min(ends.get(node_id, stopped), stopped), text))
             meets = ends.get(node_id, length) - stopped
             if meets > 0:
                 text = f"meeting again after round {chapter.number}"
-                spans.append(_span("meeting", began + stopped, meets, text))
+                spans.append(_new_span("meeting", began + stopped, meets, text))
         for node_id, one in gone.items():
             if node_id not in chapter.node_ids:
-                rows.setdefault(node_id, []).append(_span("round", began, ends[node_id], f"round {chapter.number}"))
+                rows.setdefault(node_id, []).append(_new_span("round", began, ends[node_id], f"round {chapter.number}"))
             away[node_id] = one.kind, began + ends[node_id], one.reason
         began += length
         closing = closing_incident(chapter)
         if closing is not None:
-            bands.append(_span("closed", began, 0.0, f"closed {closing.reason}".rstrip()))
+            bands.append(_new_span("closed", began, 0.0, f"closed {closing.reason}".rstrip()))
     for node_id in list(away):
         end_absence(node_id)
     most = max(history.chapters, key=lambda chapter: chapter.size, default=None)
@@ -159,8 +159,8 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
     }
 
 
-def _span(kind: str, began: float, seconds: float, text: str) -> Span:
-    return Span(kind, round(began, 3), round(max(seconds, 0.0), 3), text)
+def _new_span(kind: str, began: float, seconds: float, text: str) -> TimelineSpan:
+    return TimelineSpan(kind, round(began, 3), round(max(seconds, 0.0), 3), text)
 
 
 def _seconds_until_stop(chapter: Chapter, length: float) -> float:

@@ -85,12 +85,12 @@ def write_all(file: int, data: bytes) -> None:
 _lines = _LineWriter()
 
 
-def _reset_in_child() -> None:
+def _renew_line_writer() -> None:
     global _lines
     _lines = _LineWriter()
 
 
-os.register_at_fork(after_in_child=_reset_in_child)
+os.register_at_fork(after_in_child=_renew_line_writer)
 
 
 def say_error(line: str) -> None:
@@ -118,7 +118,7 @@ class _LogStream(io.TextIOBase):
         return len(text)
 
 
-def write_logs_in_thread() -> None:
+def unblock_stderr_logging() -> None:
     """Let all handlers of `logging` that write to standard error do so without waiting for its reader."""
     loggers = [logging.getLogger(), *map(logging.getLogger, list(logging.root.manager.loggerDict))]
     for handler in {one for logger in loggers for one in logger.handlers}:

@@ -52,7 +52,7 @@ def summary_lines(status: RunStatus) -> list[str]:
     return lines
 
 
-def describe_health(health: Mapping[str, Any]) -> str:
+def describe_store_health(health: Mapping[str, Any]) -> str:
     """Return the store's response time and how much of its limits is used, in words."""
     figures = health["figures"]
     parts = [f"answers in {health['answers_in'] * 1000:.1f} ms"]
@@ -84,14 +84,14 @@ def problem_lines(status: RunStatus) -> list[str]:
     lines.extend(f"    refused  {abbreviate(node_ids, NAMED_MOST)}: {reason}" for reason, node_ids in by_reason.items())
     for node_id in status.waiting:
         kind = "spare" if node_id in status.spares else "waiting"
-        lines.append(f"  {kind:>9}  {_node_name(status, node_id)}{_since_text(status, node_id)}")
+        lines.append(f"  {kind:>9}  {_node_name(status, node_id)}{_arrival_text(status, node_id)}")
     return lines
 
 
 def member_lines(status: RunStatus, most: int | None = None) -> list[str]:
     """Return a line for each of the first `most` members: rank, node, address, time of arrival, step, attributes."""
     return [
-        f"  rank {member.rank:>4}  {member.node_id}  {member.address}{_since_text(status, member.node_id)}"
+        f"  rank {member.rank:>4}  {member.node_id}  {member.address}{_arrival_text(status, member.node_id)}"
         + _step_text(status, member.node_id)
         + _wait_text(status, member.node_id)
         + "".join(f"  {name}={value}" for name, value in member.attributes.items())
@@ -121,7 +121,7 @@ def _wait_text(status: RunStatus, node_id: str) -> str:
     return f"  waits {in_words(seconds)} in the round's store{key and f', for {key}'}"
 
 
-def _since_text(status: RunStatus, node_id: str) -> str:
+def _arrival_text(status: RunStatus, node_id: str) -> str:
     at = status.since.get(node_id)
     return "" if at is None else f"  since {utc_time(at)}"
 

@@ -41,7 +41,7 @@ class AccessRules:
     def find_refusal(self, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
         """Return why to reject a request; None to accept it."""
         host = headers.get("Host", "")
-        if self.loopback and not _names_this_machine(host):
+        if self.loopback and not _is_loopback_host(host):
             return Refusal(421, f"{host!r:.80} is not this machine; ask for localhost or 127.0.0.1")
         if path in HEALTH:
             return None
@@ -67,7 +67,7 @@ def access_rules_for(host: str, *, token: Secret, secure: bool, insecure: bool) 
     """
     if host == "localhost" or (token is not None and not secure and not insecure):
         host = LOOPBACK
-    return host, AccessRules(token=token, loopback=_names_this_machine(f"[{host}]" if ":" in host else host))
+    return host, AccessRules(token=token, loopback=_is_loopback_host(f"[{host}]" if ":" in host else host))
 
 
 def _basic_auth_password(secret: bytes) -> bytes:
@@ -77,7 +77,7 @@ def _basic_auth_password(secret: bytes) -> bytes:
         return b""
 
 
-def _names_this_machine(host: str) -> bool:
+def _is_loopback_host(host: str) -> bool:
     try:
         return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:

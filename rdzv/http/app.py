@@ -77,10 +77,10 @@ class _MonitoringPages:
             web.get("/", self._show_page),
             web.get("/healthz", health),
             web.get("/readyz", self._answer_ready),
-            web.get("/metrics", self._metrics),
-            web.get("/api/runs", self._all_runs),
-            web.get("/api/runs/{run_id}", self._one_run),
-            web.get("/api/runs/{run_id}/{what:timeline|history}", self._history),
+            web.get("/metrics", self._answer_metrics),
+            web.get("/api/runs", self._answer_all_runs),
+            web.get("/api/runs/{run_id}", self._answer_one_run),
+            web.get("/api/runs/{run_id}/{what:timeline|history}", self._answer_history),
             web.get("/api/events", self._stream_events),
         ]
 
@@ -92,18 +92,18 @@ class _MonitoringPages:
         await self.runs.client.ping(timeout=2.0)  # if the ping fails, `listening` answers with 503
         return await health(request)
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    async def _answer_metrics(self, _: web.Request) -> web.Response:
         runs = await self.runs.list_live_runs()
         text = await self.metrics.text(self._server.figures(), runs, ended=len(self.runs.over))
         return web.Response(body=text.encode(), headers=CONTENT_TYPE)
 
-    async def _all_runs(self, _: web.Request) -> web.Response:
+    async def _answer_all_runs(self, _: web.Request) -> web.Response:
         return web.json_response({"version": 1, "runs": await self.runs.list_live_and_ended()})
 
-    async def _one_run(self, request: web.Request) -> web.Response:
+    async def _answer_one_run(self, request: web.Request) -> web.Response:
         return web.json_response(await self.runs.report(request.match_info["run_id"]))
 
-    async def _history(self, request: web.Request) -> web.Response:
+    async def _answer_history(self, request: web.Request) -> web.Response:
         run_id = request.match_info["run_id"]
         history, now = await self.runs.history(run_id)
         if request.path.endswith("/timeline"):

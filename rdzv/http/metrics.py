@@ -134,7 +134,7 @@ class StoreMetrics:
         """Return all metrics as text, made in many turns of the loop; `ended` is the number of runs without nodes."""
         pieces = [self.process.text()]
         lines: list[str] = []
-        for line in chain(_store_lines(figures, ended), _run_lines(runs)):
+        for line in chain(_store_metric_lines(figures, ended), _run_metric_lines(runs)):
             lines.append(line)
             if len(lines) == LINES_AT_ONCE:
                 pieces.append("".join(lines))
@@ -151,7 +151,7 @@ def metric(name: str, kind: str, text: str, labels: tuple[str, ...], samples: It
         yield f"{name}{{{named}}} {float(value)}\n" if named else f"{name} {float(value)}\n"
 
 
-def _store_lines(figures: Mapping[str, Any], ended: int) -> Iterator[str]:
+def _store_metric_lines(figures: Mapping[str, Any], ended: int) -> Iterator[str]:
     numbers = {
         name: value
         for name, value in figures.items()
@@ -169,7 +169,7 @@ def _store_lines(figures: Mapping[str, Any], ended: int) -> Iterator[str]:
     yield from metric("rdzv_runs_ended", "gauge", "Runs without any nodes.", (), [((), ended)])
 
 
-def _run_lines(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _run_metric_lines(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for name, text in OF_RUNS.items():
         yield from metric(f"rdzv_run_{name}", "gauge", text, ("run",), (((run["run_id"],), run[name]) for run in runs))
     for name, (text, field, is_hour) in OF_STEPS.items():

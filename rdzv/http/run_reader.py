@@ -19,7 +19,7 @@ from rdzv.core.keys import Keys
 from rdzv.core.report import report
 from rdzv.display.history import history_text
 from rdzv.node.link.followed_runs import FollowedRuns
-from rdzv.node.run.status import read_clock, read_history, read_usage
+from rdzv.node.run.status import read_history, read_run_clock, read_usage
 from store import Client
 from store.net.tasks import run_together
 
@@ -132,7 +132,7 @@ class RunReader:
             some = unknown[at : at + COUNTED_AT_ONCE]
             nodes = await run_together(*(self.client.count(Keys(self._prefix, id).nodes) for id in some))
             for id, count in zip(some, nodes, strict=True):
-                summary = (await self.followed.refresh_run(id)).summary() if count else None
+                summary = (await self.followed.follow_and_refresh(id)).summary() if count else None
                 if summary is not None and any(summary[name] for name in ("members", "waiting", "spares")):
                     live.append(summary)
                 else:
@@ -145,7 +145,7 @@ class RunReader:
         return await self._cached(run_id, partial(self._read_report, run_id))
 
     async def _read_report(self, run_id: str) -> dict[str, Any]:
-        run = await self.followed.refresh_run(run_id)
+        run = await self.followed.follow_and_refresh(run_id)
         status, history = run.current_status()
         return {**report(status), "history": history_text(history)[-HISTORY_LINES:], "cost": run.account().as_json()}
 
@@ -156,13 +156,13 @@ class RunReader:
         return await self._cached(f"{run_id}/", partial(self._read_page_state, run_id))
 
     async def _read_page_state(self, run_id: str) -> dict[str, Any]:
-        return (await self.followed.refresh_run(run_id)).page_state()
+        return (await self.followed.follow_and_refresh(run_id)).page_state()
 
     async def history(self, run_id: str) -> tuple[History, float]:
         """Return a run's history and the present time on its clock; raise `NoSuchRun` if the run does not exist."""
         await self._check_exists(run_id)
         keys = Keys(self._prefix, run_id)
-        return await read_history(self.client, keys), await read_clock(self.client, keys)
+        return await read_history(self.client, keys), await read_run_clock(self.client, keys)
 
     async def _check_exists(self, run_id: str) -> None:
         if not await self.client.count(Keys(self._prefix, run_id).root):

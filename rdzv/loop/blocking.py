@@ -97,7 +97,7 @@ class Round(MemberOfRound):
         raise mark_run(self.run_id, RoundChanged(f"{self!r} is over: {why}"))
 
     @property
-    def _async_twin(self) -> BodyCalls:
+    def _as_async(self) -> BodyCalls:
         return cast("BodyCalls", self)  # this object has all methods that `BodyCalls` needs
 
     check = blocking(BodyCalls.check)

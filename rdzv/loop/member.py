@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, Suppor
 from rdzv.config.config_errors import shown
 from rdzv.config.parameters import Parameter
 from rdzv.config.value_types import duration, whole_number
-from rdzv.core.round_life import Ending, EndKind, Outcome, find_give_up
+from rdzv.core.round_life import Ending, EndKind, NextAction, find_give_up
 from rdzv.core.stopping import as_step
 from rdzv.core.stuck.tally import RunTally
 from rdzv.errors import (
@@ -113,7 +113,7 @@ class RoundLoop(Generic[SomeRound]):
     async def release(self) -> None:
         """Release the last round's preparations; needed if the loop was left before the round's block began."""
         if self.last is not None and not sys.is_finalizing():  # at Python's exit, other threads have ended
-            await self.last._release()
+            await self.last._release_resources()
 
     async def _record_progress(self, round: SomeRound) -> None:
         """Record the last step that this node finished; with `no_progress`, count rounds without progress."""
@@ -163,7 +163,7 @@ class Busy:
 
     def __enter__(self) -> None:
         self._tokens.append(self._beats.begin_busy(self._seconds, self._what))
-        self._node.send_steps()
+        self._node.send_step_report()
 
     def __exit__(self, *_: object) -> None:
         self._beats.end_busy(self._tokens.pop())
@@ -262,23 +262,23 @@ class MemberOfRound(OfThisProcess, ABC):
     def _end_body(self, ending: Ending) -> None:
         """End the body's work, by cancellation or by errors of its waits; called in the node's thread."""
 
-    async def _release(self) -> None:
+    async def _release_resources(self) -> None:
         """Release the preparations of `begin` at the round's end, also if cancelled; may be called twice."""
 
     async def _handle_body_end(self, error: BaseException | None) -> bool:
         """Act on the body's end; return True to swallow its error. A `GiveUp` in an error group is raised alone."""
         try:
             outcome = await self.monitor.on_work_end(
-                error, in_node=lambda work: await_if_async(self._handler.call(work)), release=self._release
+                error, in_node=lambda work: await_if_async(self._handler.call(work)), release=self._release_resources
             )
-            if outcome is not Outcome.MEET_AGAIN:
+            if outcome is not NextAction.MEET_AGAIN:
                 verdict = find_give_up(error)
                 if verdict is not None and isinstance(error, ExceptionGroup):
                     raise verdict from error
                 return False
         finally:
             try:
-                await self._release()
+                await self._release_resources()
             finally:
                 self.monitor.stop()
         if self._misuse is not None:  # the misuse has ended the loop, so there is no next round
@@ -322,7 +322,7 @@ class BodyCalls(MemberOfRound):
                 self._handler.check_usable()  # raises in a forked child, where no node would report the decision
                 await self._wait_for_stop_decision()
             if self.gate.decided:  # the members agreed on a stop before the round ended otherwise
-                if not (self.gate.must_leave(step) or self.monitor.ended_abruptly):
+                if not (self.gate.must_leave(step) or self.monitor.has_ended_abruptly):
                     return
                 self.monitor.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
         self.gate.refused = as_step(step)

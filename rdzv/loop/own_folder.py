@@ -43,7 +43,7 @@ def make_process_folder(prefix: str) -> Path:
 
 
 @contextlib.contextmanager
-def folder_for_block(prefix: str) -> Iterator[Path]:
+def temporary_folder(prefix: str) -> Iterator[Path]:
     """Make a folder by `make_process_folder`, and remove it after the block."""
     folder = make_process_folder(prefix)
     try:

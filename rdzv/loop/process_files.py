@@ -29,11 +29,11 @@ ERROR_BYTES_MOST: Final = 2**20
 CHARACTERS_MAX: Final = 200  # the most characters of an exception's line that other nodes get
 
 
-def start_reading_steps(handler: NodeView, folder: Path) -> None:
+def follow_step_files(handler: NodeView, folder: Path) -> None:
     """Read the steps of a node's processes in a folder until the node's round is over; thread-safe."""
     node, membership = handler.own_node, handler.membership
     if membership is not None:
-        handler.start(_read_steps(node, membership, folder))
+        handler.start(_note_steps(node, membership, folder))
 
 
 def delete_old_steps(folder: Path) -> None:
@@ -45,14 +45,14 @@ def delete_old_steps(folder: Path) -> None:
                 path.unlink()
 
 
-def read_steps_now(membership: Membership, folder: Path) -> None:
+def note_steps_now(membership: Membership, folder: Path) -> None:
     """Read and record the step of a node's processes now."""
     step = _last_step_of(folder)
     if step is not None:
         membership.beats.beat(step)
 
 
-async def _read_steps(node: Node, membership: Membership, folder: Path) -> None:
+async def _note_steps(node: Node, membership: Membership, folder: Path) -> None:
     while membership.over is None:
         step = await node.loop.run_in_thread(lambda: _last_step_of(folder))  # a disk that hangs must not block the node
         if step is not None:

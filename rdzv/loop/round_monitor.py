@@ -20,16 +20,16 @@ from rdzv.core.round_life import (
     ASK_WITHIN,
     Ending,
     EndKind,
-    Outcome,
+    NextAction,
     WorkPhase,
     find_give_up,
     is_own_failure,
     loss_known_within,
 )
 from rdzv.core.state import Closed, NodesLeft, NodesLost
-from rdzv.core.stuck.accusing import UNNAMED
+from rdzv.core.stuck.accusing import UNKNOWN
 from rdzv.errors import RendezvousError, RoundSupersededError
-from rdzv.membership import changes_since
+from rdzv.membership import unreported_changes
 from rdzv.node.front import verbs
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.link.stopwatch import STOOD_STILL
@@ -55,7 +55,7 @@ BLAME: Final = "rdzv/ended_by"  # the key of the name and error of the member th
 LISTENS_FOR: Final = 1e9  # seconds; in effect no limit, as the round's end ends the wait
 LISTENS_AGAIN: Final = 1.0  # seconds until `wait_for_end` asks the store again after an error
 ETCD_LATE: Final = 1.0  # seconds by which etcd may report a lease's end late
-LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds between the checks of `_wait_for_loss`
+LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds between the checks of `_wait_for_possible_loss`
 
 
 @dataclass(eq=False)
@@ -89,7 +89,7 @@ class RoundMonitor:
         return self.stopped or self.ending is not None
 
     @property
-    def ended_abruptly(self) -> bool:
+    def has_ended_abruptly(self) -> bool:
         """True if the round has ended, but not by the members' agreement to leave."""
         return True in self._endings
 
@@ -111,7 +111,7 @@ class RoundMonitor:
 
     def notify(self) -> None:
         """Check whether the round has ended; thread-safe."""
-        ending = None if self.ended_abruptly else self._find_ending()
+        ending = None if self.has_ended_abruptly else self._find_ending()
         if ending is not None:
             self.end(ending)
         if self.phase is WorkPhase.FAILED and self._have_others_arrived():
@@ -140,12 +140,12 @@ class RoundMonitor:
         head, progress, round = membership.head, membership.progress, membership.round
         at_end = self.phase is WorkPhase.AT_END
         stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # this member begins no (more) steps
-        for change in changes_since([], head, round=round, dropped=None, node_id=membership.node_id):
+        for change in unreported_changes([], head, round=round, dropped=None, node_id=membership.node_id):
             match change:
                 case NodesLost(node_ids=ids) as lost:
-                    return Ending(kind=EndKind.LOST, reason=f"lost: {describe_gone(lost)}", node_ids=ids)
+                    return Ending(kind=EndKind.LOST, reason=f"lost: {describe_gone_nodes(lost)}", node_ids=ids)
                 case NodesLeft(node_ids=ids) as left if not gate.decided or self._has_any_left_early:
-                    return Ending(kind=EndKind.LEFT, reason=f"left: {describe_gone(left)}", node_ids=ids)
+                    return Ending(kind=EndKind.LEFT, reason=f"left: {describe_gone_nodes(left)}", node_ids=ids)
                 case Closed(reason=reason, given_up=given_up) if given_up or stops_nowhere:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self.lets_newcomers_wait):
@@ -182,7 +182,7 @@ class RoundMonitor:
         *,
         in_node: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]],
         release: Callable[[], Awaitable[None]],
-    ) -> Outcome:
+    ) -> NextAction:
         """Act on the end of the member's work.
 
         `failure` is the work's error, or its description; None: success. `in_node` runs a coroutine in the node's loop.
@@ -192,28 +192,28 @@ class RoundMonitor:
         verdict = find_give_up(failure)
         if verdict is not None:
             await in_node(self._give_up(verdict))
-            return Outcome.GIVE_UP
+            return NextAction.GIVE_UP
         if failure is None:
             if self.ending is None:
                 await in_node(self._wait_until_all_finish())
-            return Outcome.MEET_AGAIN
+            return NextAction.MEET_AGAIN
         is_own = is_own_failure(failure, self.node.run_id)
         if is_own is None:
-            return Outcome.RAISE
-        if not is_own or self.ended_abruptly:
+            return NextAction.RAISE
+        if not is_own or self.has_ended_abruptly:
             self.notify()  # look again: the node may read of a loss only after the work has failed
             if self.ending is None:  # the node has not read of the end yet, or the error is of another round
                 self._record_ending(Ending(kind=EndKind.DROPPED, reason=str(failure)))
                 if self.membership.gate.is_awaited:
                     # Others wait for this member in a step. Report a departure: an arrival alone means an agreed stop.
                     await in_node(self._leave())
-            return Outcome.MEET_AGAIN
+            return NextAction.MEET_AGAIN
         self.phase = WorkPhase.FAILED
         if await in_node(self._claim_failure(failure)):
             await release()
-            await in_node(self._wait_for_loss())
-        self.blames_others = True in self._endings  # the round may have ended during `_wait_for_loss`
-        return Outcome.MEET_AGAIN if self.blames_others else Outcome.RAISE
+            await in_node(self._wait_for_possible_loss())
+        self.blames_others = True in self._endings  # the round may have ended during `_wait_for_possible_loss`
+        return NextAction.MEET_AGAIN if self.blames_others else NextAction.RAISE
 
     async def _leave(self) -> None:
         with contextlib.suppress(RendezvousError):  # if the store cannot be reached, this member's lease expires
@@ -237,14 +237,14 @@ class RoundMonitor:
         try:
             with anyio.CancelScope() as self._awaits:
                 if self.ending is None:
-                    await self._count_finished(1)
+                    await self._add_to_finished_count(1)
                     await anyio.sleep_forever()
             if self.ending is not None and self.ending.kind in (EndKind.LOST, EndKind.LEFT):
-                await self._count_finished(0)  # close the run if the last member was lost before it could
+                await self._add_to_finished_count(0)  # close the run if the last member was lost before it could
         except (RendezvousError, StoreError) as error:
             self._log_warning(f"this member has finished, and cannot report it: {error}")
 
-    async def _count_finished(self, more: int) -> None:
+    async def _add_to_finished_count(self, more: int) -> None:
         with contextlib.suppress(RoundSupersededError):
             count = await (await self._open_shared_store()).add(DONE, more)
             self.all_have_finished = count == self.membership.round.size
@@ -262,10 +262,10 @@ class RoundMonitor:
         if self.membership.round.size == 1:
             return False
         with contextlib.suppress(RendezvousError):  # the accusation only makes losses known sooner
-            await accuse_unnamed(self.node, how or repr(failure))
+            await accuse_unknown_member(self.node, how or repr(failure))
         return True
 
-    async def _wait_for_loss(self) -> None:
+    async def _wait_for_possible_loss(self) -> None:
         """Wait until a member's loss is known, or until any loss so far would be known."""
         settings = self.node.settings
         on_etcd = settings.endpoint.info.family == "etcd"  # on etcd, only `ttl` ends a dead member's lease
@@ -273,7 +273,7 @@ class RoundMonitor:
         left = loss_known_within(disconnect_ttl=died_within, ttl=settings.ttl, connected_for=self.node.connected_for)
         with anyio.CancelScope() as self._awaits:
             self.notify()
-            while left > 0 and not self.ended_abruptly:
+            while left > 0 and not self.has_ended_abruptly:
                 began = anyio.current_time()
                 await anyio.sleep(LOOKS_FOR_NEWS_EVERY)
                 took = anyio.current_time() - began
@@ -329,7 +329,7 @@ class RoundMonitor:
                 return
 
 
-def describe_gone(gone: NodesLost | NodesLeft) -> str:
+def describe_gone_nodes(gone: NodesLost | NodesLeft) -> str:
     """Return the names, addresses and reasons of the nodes that have gone, and the number of unnamed ones."""
     why = {node_id: f": {reason}" for node_id, reason in gone.reasons.items()}
     names = ", ".join(node_label(one, gone.addresses.get(one)) + why.get(one, "") for one in gone.node_ids)
@@ -337,9 +337,9 @@ def describe_gone(gone: NodesLost | NodesLeft) -> str:
     return f"{names} and {more} more" if more > 0 else names
 
 
-async def accuse_unnamed(node: Node, why: str) -> None:
+async def accuse_unknown_member(node: Node, why: str) -> None:
     """Accuse an unknown member of having died: a disconnected member is then lost before `gone_ttl` has passed."""
     link, membership = await node.open_link(), node.membership
     if membership is not None and membership.over is None:
         with contextlib.suppress(StoreError):
-            await Run(link.store, node.keys, by=node.node_id).accuse(membership, UNNAMED, why)
+            await Run(link.store, node.keys, by=node.node_id).accuse(membership, UNKNOWN, why)

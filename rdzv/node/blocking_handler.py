@@ -27,7 +27,7 @@ from rdzv.node.front.node_view import NodeView
 from rdzv.node.handler import Handler as AsyncHandler
 from rdzv.node.link.node_loop import wait_for_result
 from rdzv.node.member.health import run_health_check
-from rdzv.node.node import JoinTicket
+from rdzv.node.node import JoinHandle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -52,7 +52,7 @@ def blocking_method(
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
         node = self.node
         call = self._third_party_method(verb.__name__) if node is None else functools.partial(verb, node)
-        done: T = self.call(call(*args, **kwargs), must_complete=verbs.must_end(verb))
+        done: T = self.call(call(*args, **kwargs), must_complete=verbs.is_shielded(verb))
         return done
 
     return method
@@ -73,24 +73,24 @@ class Handler(NodeView, RendezvousHandler):
         node = self.node
         if node is None:  # a third-party backend: return its result unchanged
             return cast("RendezvousInfo", self.call(self._inner.next_rendezvous()))
-        ticket = JoinTicket()
+        ticket = JoinHandle()
         joining: Call[Membership] | None = None
         try:
             joining = self.start(node.next_rendezvous(ticket, self._make_health_check(node)))
             return self._make_info(wait_for_result(joining))
         except BaseException:
-            # `abandon` undoes a call that a signal handler may have interrupted. A failed call has undone its own work.
+            # `undo_join` undoes a call that a signal handler may have interrupted. A failed call has undone its work.
             if joining is None or not joining.has_failed:
                 try:
-                    self._abandon(node, ticket)
+                    self._abandon_join(node, ticket)
                 except BaseException:
-                    self._abandon(node, ticket)  # a second Ctrl-C may have interrupted the first `_abandon`
+                    self._abandon_join(node, ticket)  # a second Ctrl-C may have interrupted the first `_abandon_join`
                     raise
             raise
 
-    def _abandon(self, node: Node, ticket: JoinTicket) -> None:
+    def _abandon_join(self, node: Node, ticket: JoinHandle) -> None:
         with contextlib.suppress(RendezvousStateError):
-            self.start(node.abandon(ticket))
+            self.start(node.undo_join(ticket))
 
     def _make_health_check(self, node: Node) -> Callable[[], Awaitable[str | None]] | None:
         check = node.settings.health_check

@@ -29,8 +29,8 @@ from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.link.node_loop import wait_for_result
 from rdzv.node.link.wakeup import ThreadSafeWakeup
-from rdzv.node.member.health import run_health_check_in
-from rdzv.node.node import JoinTicket, Node
+from rdzv.node.member.health import run_health_check_in_loop
+from rdzv.node.node import JoinHandle, Node
 from rdzv.shared_store.store import LazyClient
 from store import ConnectionLost, StoreUsageError
 from store.keeping import RELEASE_WITHIN
@@ -56,7 +56,7 @@ def awaited_method(
 
     @functools.wraps(verb)
     async def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.call(verb(self.node, *args, **kwargs), must_complete=verbs.must_end(verb))
+        return await self.call(verb(self.node, *args, **kwargs), must_complete=verbs.is_shielded(verb))
 
     return method
 
@@ -161,21 +161,21 @@ class Handler(NodeView, RendezvousHandler):
             RendezvousRefusedError: This node is banned, or failed its health check; the message has the reason.
             RendezvousStateError: Another call of this handler is joining already.
         """
-        ticket = JoinTicket()
+        ticket = JoinHandle()
         self.node.close_with_loop(asyncio.get_running_loop())
         joining = self.start(self.node.next_rendezvous(ticket, self._make_health_check()))
         try:
             await joining.end()
             return self._make_info(wait_for_result(joining))
         except asyncio.CancelledError:
-            undoing = self.node.loop.start(self.node.abandon(ticket))
+            undoing = self.node.loop.start(self.node.undo_join(ticket))
             with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # after that, undoing goes on in the node's loop
                 await undoing.end()
             raise
 
     def _make_health_check(self) -> Callable[[], Awaitable[str | None]] | None:
         check, here = self.settings.health_check, asyncio.get_running_loop()
-        return None if check is None else functools.partial(run_health_check_in, here, check)
+        return None if check is None else functools.partial(run_health_check_in_loop, here, check)
 
     def _make_info(self, membership: Membership) -> RendezvousInfo:
         self.shared_client.expect_store(membership.store_id)

@@ -31,14 +31,14 @@ from rdzv.node.link.ports import HeldPort
 from rdzv.node.link.store_session import StoreEndingError, StoreSession
 from rdzv.node.member.joining import Joining
 from rdzv.node.member.leaving import Withdrawal, announce_store_move
-from rdzv.node.member.lost_store import pass_on_knowledge, remember_lost_store
+from rdzv.node.member.lost_store import carry_over_run, remember_lost_store
 from rdzv.node.member.membership_watcher import MembershipWatcher
 from rdzv.node.member.node_state import NodeState
 from store import StoreError, StoreReplaced, StoreUsageError
 from store.errors import OfThisProcess
 from store.keeping import RELEASE_WITHIN
 from store.net.process import host_name
-from store.printable import escape_arguments
+from store.printable import escape_log_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from rdzv.node.link.node_loop import NodeLoop
     from store import Store
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
 
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
 ANOTHER_STORE_WITHIN = 1.0  # seconds of an attempt to connect after the last store was given up
@@ -60,8 +60,8 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class JoinTicket:
-    """A handle of one call of `next_rendezvous`, by which `Node.abandon` undoes that call."""
+class JoinHandle:
+    """A handle of one call of `next_rendezvous`, by which `Node.undo_join` undoes that call."""
 
     task: asyncio.Task[Any] | None = None
     abandoned: bool = False
@@ -108,7 +108,7 @@ class Node(OfThisProcess):
         self._stack = contextlib.AsyncExitStack()
         self._connecting = asyncio.Lock()
         self._connecting_scope: anyio.CancelScope | None = None
-        self._join: JoinTicket | None = None  # the ticket of the last call of `next_rendezvous`, which may be under way
+        self._join: JoinHandle | None = None  # the ticket of the last call of `next_rendezvous`, which may be under way
         # Set once a closing node has left its round, although a store that it hosts may still serve others.
         self.withdrawn: asyncio.Event = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
@@ -197,7 +197,7 @@ class Node(OfThisProcess):
                 link.follower.listeners.add(self.listeners)
                 link.spawn(link.follower.run(), f"follow run {self.run_id}")
                 link.spawn(MembershipWatcher(self.part, link).run(), f"watch over node {self.node_id}")
-                link.log_outages(self._describe_wait, self._is_coordinator_aware)
+                link.log_outages(self._describe_wait, self._is_known_to_coordinator)
                 if self.hosts_store():
                     link.spawn(self._keep_naming_host(link.store), f"name the host of the store to run {self.run_id}")
                 link.gives_up_after = self.settings.store_gone_timeout
@@ -226,7 +226,7 @@ class Node(OfThisProcess):
         waits = self.joining or (self.membership is not None and self.membership.beats.longest_wait)
         return f"; node {self.node_id} waits for it, and for {what}" if waits else ""
 
-    def _is_coordinator_aware(self) -> bool:
+    def _is_known_to_coordinator(self) -> bool:
         progress = self.head.progress
         return progress is not None and (not self.joining or progress.last_arrival >= self.part.arrival.revision > 0)
 
@@ -276,11 +276,11 @@ class Node(OfThisProcess):
         return math.inf if back_at is None else self.time() - back_at
 
     async def next_rendezvous(
-        self, ticket: JoinTicket, examine: Callable[[], Awaitable[str | None]] | None = None
+        self, ticket: JoinHandle, examine: Callable[[], Awaitable[str | None]] | None = None
     ) -> Membership:
         """Join the next round; see `Handler.next_rendezvous`.
 
-        `ticket` is for `abandon`, which undoes this call. `examine` returns why the health check failed, or None.
+        `ticket` is for `undo_join`, which undoes this call. `examine` returns why the health check failed, or None.
         """
         if not self.settings.can_join:
             raise RendezvousSettingsError(
@@ -349,7 +349,7 @@ class Node(OfThisProcess):
                 return link
             error = StoreEndingError("it is ending")
 
-    async def abandon(self, ticket: JoinTicket) -> None:
+    async def undo_join(self, ticket: JoinHandle) -> None:
         """Undo the call of `next_rendezvous` with this ticket: cancel it, or leave the round that it joined."""
         ticket.abandoned = True
         if self._join is not ticket:
@@ -405,16 +405,16 @@ class Node(OfThisProcess):
     def progress(self, step: int | None) -> None:
         self.part.progress = step
 
-    async def pass_on_knowledge(self, link: StoreSession) -> None:
+    async def carry_over_run(self, link: StoreSession) -> None:
         """Write this node's knowledge of a lost store to the store of `link`."""
-        await pass_on_knowledge(self.part, link)
+        await carry_over_run(self.part, link)
 
     @property
-    def store_generation(self) -> int:
+    def next_store_generation(self) -> int:
         """The least generation of the store that this node looks for: one more than the lost store's."""
         return 1 if self.part.known is None else self.part.known.lost.generation + 1
 
-    def send_steps(self) -> None:
+    def send_step_report(self) -> None:
         """Report this node's steps to the store now; thread-safe."""
         self.loop.call_soon(self.part.own_beats.send)
 

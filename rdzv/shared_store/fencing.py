@@ -200,7 +200,7 @@ def names_in_words(names: Sequence[str]) -> str:
     return abbreviate([*map(shown, names[:NAMED_MAX]), *names[NAMED_MAX:]], NAMED_MAX)
 
 
-def awaited_keys(prefix: str, request: Request[Any]) -> str:
+def keys_in_words(prefix: str, request: Request[Any]) -> str:
     """Return the keys that a request waits for, as the user named them."""
     wait = request.request if type(request) is Guarded else request
     assert type(wait) is Wait, "nothing else waits"

@@ -221,7 +221,7 @@ class Operations(RoundKeys):
                 found, is_over = (await ask(GetMany(keys=(members, last)))).entries
                 if is_over is None:  # the key `last` is missing, so not all callers have come
                     there = found.value.decode() if found is not None else "none"
-                    missing = await _missing_at_barrier(ask, roster, came, size, there) if roster is not None else ""
+                    missing = await _describe_missing(ask, roster, came, size, there) if roster is not None else ""
                     text = f"the barrier {shown(key)} timed out after {ask.seconds:g} s: {there} of {size} came"
                     ask.raise_timeout(text + missing, keys=(f"{key}/last_member",))
         try:
@@ -313,7 +313,7 @@ async def _keys_of_values(ask: FencedCall, prefix: str) -> list[str]:
     return [key for key in of_values if _escape_slashes(key) not in of_queues]
 
 
-async def _missing_at_barrier(ask: FencedCall, roster: MemberNames, came_prefix: str, size: int, there: str) -> str:
+async def _describe_missing(ask: FencedCall, roster: MemberNames, came_prefix: str, size: int, there: str) -> str:
     came = {key.removeprefix(came_prefix) for key in await _keys_under(ask, came_prefix)}
     if str(len(came)) != there:
         return ""  # the missing ranks are unknown: for example, one rank has called twice

@@ -28,7 +28,7 @@ import anyio
 
 from rdzv.config.config_errors import shown
 from rdzv.errors import RendezvousStateError
-from rdzv.shared_store.fencing import FencedCall, MembershipQueries, awaited_keys
+from rdzv.shared_store.fencing import FencedCall, MembershipQueries, keys_in_words
 from rdzv.shared_store.operations import Operations, RoundKeys
 from store.calls import blocking
 from store.errors import ConnectionLost, OfThisProcess, WaitEnded
@@ -108,7 +108,7 @@ class _SharedStoreBase(RoundKeys, Generic[C]):
 
     def _reported_as_wait(self, request: Request[Any]) -> AbstractContextManager[object]:
         """Return a context that reports a request as a wait if the request waits for other members."""
-        return self._company.waiting(partial(awaited_keys, self.prefix, request)) if waits(request) else nullcontext()
+        return self._company.waiting(partial(keys_in_words, self.prefix, request)) if waits(request) else nullcontext()
 
     def _new_unique_name(self) -> str:
         return secrets.token_hex(16)
@@ -267,7 +267,7 @@ class BlockingSharedStore(_SharedStoreBase["BlockingStore"]):
     barrier = blocking(Operations.barrier)
 
     @property
-    def _async_twin(self) -> Operations:
+    def _as_async(self) -> Operations:
         return cast("Operations", self)  # this object has all attributes that `Operations` needs
 
     async def _ask(self, request: Request[R], left: float) -> R:

@@ -60,7 +60,7 @@ class AwaitableResult(Generic[T]):
         return self.value
 
 
-class _World(World):
+class _StoryWorld(World):
     story: Story
 
     def say(self, what: str) -> None:
@@ -104,7 +104,7 @@ class Cluster:
         self._may_raise = may_raise
         self._body: Callable[[ClusterNode], Awaitable[object]] | None = None
         self._rng = random.Random(f"cluster {seed}")
-        self._world = _World(seed, latency=latency)
+        self._world = _StoryWorld(seed, latency=latency)
         self._world.story = self._story = Story(lambda: self.now)
         self._store = StoreMachine(self._world, rng=random.Random(self._rng.random()), durable=durable)
         self._director = self._world.timeline.host("the director")

@@ -57,7 +57,7 @@ class Disk:
         self._journal = kind(self, loop)
         return self._journal
 
-    def lose_power(self) -> None:
+    def crash_journal(self) -> None:
         """End a killed process's journal; draw whether the group being written reached the disk."""
         opened, self._journal = self._journal, None
         if opened is not None:
@@ -97,9 +97,9 @@ class SimulatedJournal(Journal):
         """Return the most bytes of a write: unlimited."""
         return sys.maxsize
 
-    coordination_rate_limit = write_bytes_max
+    coordination_byte_rate = write_bytes_max
 
-    def _measure_growth(self) -> int:
+    def _predict_growth(self) -> int:
         return 0
 
     def _open_read_only(self) -> sqlite3.Connection:

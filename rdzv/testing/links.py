@@ -11,7 +11,7 @@ import enum
 from collections import deque
 from typing import Protocol
 
-__all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Link", "MemoryTransport", "link_names"]
+__all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Link", "MemoryTransport", "link_aliases"]
 
 EVERYTHING = "*"
 
@@ -38,7 +38,7 @@ class Link:
 
     def __init__(self, network: LinkNetwork, *, dialer: tuple[str, int], target: str, client: End, server: End) -> None:
         self.name: str = _link_name(dialer, target)
-        self.names: set[str] = link_names(dialer, target)
+        self.names: set[str] = link_aliases(dialer, target)
         self.target = target
         self._upward = network.new_pipe()
         self._downward = network.new_pipe()
@@ -364,6 +364,6 @@ def _link_name(dialer: tuple[str, int], target: str) -> str:
     return f"{source}>{target}#{number}"
 
 
-def link_names(dialer: tuple[str, int], target: str) -> set[str]:
+def link_aliases(dialer: tuple[str, int], target: str) -> set[str]:
     """Return the names by which faults address this link."""
     return {_link_name(dialer, target), dialer[0], target, EVERYTHING}

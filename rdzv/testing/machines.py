@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
     from rdzv.testing.network import Listener
-    from rdzv.testing.timeline import Host
+    from rdzv.testing.timeline import SimulatedLoop
     from store import Store
 
 STORE = "store"  # the store's name in the network
@@ -39,7 +39,7 @@ class World:
 
     def __init__(self, seed: int, *, timeline: Timeline | None = None, **of_network: Any) -> None:
         self.timeline: Timeline = timeline or Timeline(seed)
-        self.network_host: Host = self.timeline.host("the network")
+        self.network_host: SimulatedLoop = self.timeline.host("the network")
         rng = random.Random(f"network {seed}")
         self.network: MemoryNetwork = self.network_kind(rng=rng, loop=self.network_host, **of_network)
 
@@ -60,8 +60,8 @@ class Process:
         self.name: str = name  # the machine's name
         self.source: str = source  # the unique name of its main loop's connections
         self.rng = rng
-        self.host: Host = world.timeline.host(source, rate=rate)  # its main loop
-        self.threads: dict[str, Host] = {}  # its other loops, by the names of their connections
+        self.host: SimulatedLoop = world.timeline.host(source, rate=rate)  # its main loop
+        self.threads: dict[str, SimulatedLoop] = {}  # its other loops, by the names of their connections
 
     @property
     def alive(self) -> bool:
@@ -74,7 +74,7 @@ class Process:
         return self.source, *self.threads
 
     @property
-    def node_thread(self) -> Host:
+    def node_thread(self) -> SimulatedLoop:
         """The loop of the node thread, made at the first use."""
         name = self.source + NODE_THREAD
         if name not in self.threads:
@@ -140,11 +140,11 @@ def make_handler(
 def make_client(process: Process, *, thread: str = "", **options: Any) -> Client:
     """Return a client of the store for a thread of this process."""
     rng = random.Random(process.rng.random())
-    identity = process_id_of(process.source)
+    identity = process_identity_of(process.source)
     return Client(process.dial(thread=thread), name=STORE, rng=rng, process=identity, **options)
 
 
-def process_id_of(name: str) -> bytes:
+def process_identity_of(name: str) -> bytes:
     """Return the id by which a server groups a process's connections."""
     return hashlib.sha256(name.encode()).digest()[:16]
 
@@ -160,7 +160,7 @@ class StoreMachine:
         self._rate = rate
         self._rng = rng
         self._listener: Listener | None = None
-        self.host: Host | None = None
+        self.host: SimulatedLoop | None = None
         self.server: Server | None = None  # the running process's server
         self.starts: int = 0  # the number of the store's processes so far
         self.store_id: str = "store 1"
@@ -170,11 +170,11 @@ class StoreMachine:
         """Return the disk."""
         return Disk(self._rng, store_id=store_id)
 
-    def new_journal(self, disk: Disk, host: Host) -> SimulatedJournal:
+    def new_journal(self, disk: Disk, host: SimulatedLoop) -> SimulatedJournal:
         """Return a new process's journal."""
         return disk.open_journal(host, kind=SimulatedJournal)
 
-    def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: Host) -> Server:
+    def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: SimulatedLoop) -> Server:
         """Return a new process's server."""
         return Server(
             engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=lambda: self._world.now
@@ -195,7 +195,7 @@ class StoreMachine:
         self.host = host = world.timeline.host(f"store.{self.starts}", rate=self._rate)
         host.call_soon(self._make_server, host)
 
-    def _make_server(self, host: Host) -> None:
+    def _make_server(self, host: SimulatedLoop) -> None:
         journal: SimulatedJournal | None = None
         if self.disk is None:
             # A real store's first revision is random: choose one far from the revisions of earlier processes.
@@ -219,7 +219,7 @@ class StoreMachine:
         world.network.end_process(STORE, silently=silently)
         self._close_listener()
         if self.disk is not None:
-            self.disk.lose_power()
+            self.disk.crash_journal()
 
     def _close_listener(self) -> None:
         if self._listener is not None:

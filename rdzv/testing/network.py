@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Link, MemoryTransport, Pipe, link_names
+from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Link, MemoryTransport, Pipe, link_aliases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,7 @@ class MemoryNetwork:
         if source in self._dead:
             raise ConnectionRefusedError(f"{source} is dead")
         dialer = (source, next(self._numbers))
-        names = link_names(dialer, name)
+        names = link_aliases(dialer, name)
         await self._delay_dial(names)
         listener = self._listeners.get(name)
         if listener is None or names & self._refused:

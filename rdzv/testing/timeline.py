@@ -11,7 +11,7 @@
 All processes run in one thread. Processes with work take turns, in an order that the seed decides; a turn takes no
 time. If no process has work, time jumps to the next timer.
 
-A `Host` is an asyncio event loop without sockets and threads (see `network` and `Host.in_thread`).
+A `SimulatedLoop` is an asyncio event loop without sockets and threads (see `network` and `SimulatedLoop.in_thread`).
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ NO_THREADS = (
 class Timeline:
     """The true time, and the order of all events."""
 
-    def __init__(self, seed: int = 0, *, kind: type[Host] | None = None) -> None:
-        self._kind = kind or Host
+    def __init__(self, seed: int = 0, *, kind: type[SimulatedLoop] | None = None) -> None:
+        self._kind = kind or SimulatedLoop
         self.now: float = START  # the true time, in seconds
         self.thread: int = threading.get_ident()
         self.rng: random.Random = random.Random(f"timeline {seed}")  # draws the order of turns
         self.problem: BaseException | None = None  # a host's error, which `run` raises
-        self.hosts: list[Host] = []
-        self._timers: list[tuple[float, int, Host, asyncio.Handle]] = []
+        self.hosts: list[SimulatedLoop] = []
+        self._timers: list[tuple[float, int, SimulatedLoop, asyncio.Handle]] = []
         self._numbers = 0
-        self.runnable: list[Host] = []
-        self.corpses: list[Host] = []
+        self.runnable: list[SimulatedLoop] = []
+        self.corpses: list[SimulatedLoop] = []
 
-    def host(self, name: str, *, rate: float = 1.0) -> Host:
+    def host(self, name: str, *, rate: float = 1.0) -> SimulatedLoop:
         """Return a new process, whose clock counts `rate` seconds per true second."""
         host = self._kind(self, name, rate)
         self.hosts.append(host)
@@ -109,7 +109,7 @@ class Timeline:
             self._remove_dead_hosts()
         self._timers.clear()
 
-    def set_timer(self, when: float, host: Host, handle: asyncio.Handle) -> None:
+    def set_timer(self, when: float, host: SimulatedLoop, handle: asyncio.Handle) -> None:
         """Set a timer; hosts call this."""
         self._numbers += 1
         heapq.heappush(self._timers, (when, self._numbers, host, handle))
@@ -152,7 +152,7 @@ def _without_running_loop() -> Iterator[None]:
             swap(outer, task)
 
 
-class Host(asyncio.BaseEventLoop):
+class SimulatedLoop(asyncio.BaseEventLoop):
     """One process, or one thread of it, with an event loop."""
 
     late: float = 1e-9  # seconds added to timers: rounding between two clocks must make no timer early
@@ -339,7 +339,7 @@ class Host(asyncio.BaseEventLoop):
         return not self.dead
 
 
-def _refuse(_: Host, what: str, *__: object, **___: object) -> NoReturn:
+def _refuse(_: SimulatedLoop, what: str, *__: object, **___: object) -> NoReturn:
     raise RuntimeError(
         f"virtual time has no {what}: they would come at a random moment. In a body of rdzv.testing.cluster, leave "
         f"them out; test code that needs them with rdzv.testing.processes"
@@ -357,4 +357,4 @@ for _what, _names in {
     ),
 }.items():
     for _name in _names.split():
-        setattr(Host, _name, functools.partialmethod(_refuse, _what))
+        setattr(SimulatedLoop, _name, functools.partialmethod(_refuse, _what))

@@ -97,7 +97,7 @@ class RoundGroup:
                 failure = error
             if failure is not None and self._aborted.is_set():
                 raise failure
-            if self._made_by_all(store, made=failure is None):
+            if self._agree_on_success(store, made=failure is None):
                 set_group_timeout(self.timeout)
                 return
             self.close()
@@ -124,7 +124,7 @@ class RoundGroup:
             store.set("rdzv.group/all", "1")
         store.wait(["rdzv.group/all"])
 
-    def _made_by_all(self, store: Any, *, made: bool) -> bool:
+    def _agree_on_success(self, store: Any, *, made: bool) -> bool:
         """Return True if all members have made the group: a member that tried again alone would wait for the others."""
         if not made:
             store.compare_set(VERDICT, "", AGAIN)

@@ -22,10 +22,10 @@ from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS, read
-from rdzv.display.standard_error import write_logs_in_thread
+from rdzv.display.standard_error import unblock_stderr_logging
 from rdzv.loop import MOVES, EndKind, in_thread, leaving_in_words
 from rdzv.loop.own_folder import make_process_folder
-from rdzv.loop.process_files import BEAT_DIR, delete_old_steps, start_reading_steps
+from rdzv.loop.process_files import BEAT_DIR, delete_old_steps, follow_step_files
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.loop.rounds import make_handler
 from rdzv.torch.agent.screen import Screen, configure_logging, exit_with_error, signal_reason
@@ -159,7 +159,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
-        self._signals = EndSignals(self._is_host, partial(self._screen.log_signal, serves_for=None), self._say_leaving)
+        self._signals = EndSignals(self._is_host, partial(self._screen.log_signal, serves_for=None), self._mark_leaving)
         self._tcp_store: Any = None  # this round's TCPStore, which at rank 0 serves until it is deleted
         self._workers_store: WorkersStore | None = None  # at rank 0
         self._taken: set[int] = set()  # ports chosen for the workers' store, but in use by other processes
@@ -201,14 +201,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         handler.start(monitor.wait_for_end())
         if agent is not None:
             self._worker_ends = WorkerEnds(handler.start, lambda how: monitor.claim_end(self._with_remedy(how)))
-            self._worker_ends.watch_workers(agent.next_workers(), agent.read_error_of)
+            self._worker_ends.watch_workers(agent.next_pids_reader(), agent.read_error_of)
         if self._beats is None:
             self._beats = make_process_folder("rdzv-beats-")
             # Not a TemporaryDirectory, as forked children would remove it.
             weakref.finalize(self, _remove_unless_forked, os.getpid(), self._beats)
             os.environ[BEAT_DIR] = str(self._beats)
         delete_old_steps(self._beats)
-        start_reading_steps(handler, self._beats)
+        follow_step_files(handler, self._beats)
 
     def _log_ending(self, agent: Agent | None, ending: Ending) -> None:
         """Log a round's end, in a thread: standard error may block."""
@@ -221,14 +221,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _end_monitoring(self, why: str = "") -> None:
         """Stop watching this round; announce a worker's failure, `why`, unless the round has ended."""
         monitor, handler = self._life, self._handler
-        self._forget_workers()
+        self._stop_watching_workers()
         self._life = None
         if monitor is not None and handler is not None:
             monitor.stop()
             if why and monitor.ending is None:
                 handler.start(monitor.claim_end(why)).wait()
 
-    def _forget_workers(self) -> None:
+    def _stop_watching_workers(self) -> None:
         if self._worker_ends is not None:
             self._worker_ends.stop_watching()
 
@@ -350,7 +350,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             configure_logging()
             self._stack.callback(self._screen.stop)
             if runs_under_torchrun():
-                write_logs_in_thread()
+                unblock_stderr_logging()
                 self._signals.install()
                 self._screen.hide_signal_traceback(self._end_by_signal)
             connecting = sync.connect(self._choices.url, **self._choices.overrides)
@@ -401,7 +401,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if on_loss and monitor is not None and monitor.ending is not None and monitor.ending.kind is EndKind.FAILED:
             changed += handler.closed is None
         if changed:
-            self._forget_workers()
+            self._stop_watching_workers()
         if (draining or moves) and monitor is not None:
             said = leaving_in_words(draining, next(iter(draining.values())).reason) if draining else MOVES
             monitor.end(Ending(kind=EndKind.AGREED, reason=said, node_ids=tuple(draining)))
@@ -431,7 +431,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         end = end_of_agent()
         if end.signal is not None:
             if self._handler is not None:  # a node that was still connecting has no handler
-                self._say_leaving(end.signal)
+                self._mark_leaving(end.signal)
                 self._handler.leave()
         elif not self._kept_out:
             handler = self._connected_handler()
@@ -454,7 +454,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _is_host(self) -> bool:
         return self._handler is not None and self._handler.hosts_store
 
-    def _say_leaving(self, name: str) -> None:
+    def _mark_leaving(self, name: str) -> None:
         """Say at once that this node leaves, so that other nodes are preferred to host a next store."""
         if self._handler is not None and not self._over:
             with contextlib.suppress(ours.RendezvousError):  # the handler is closed
@@ -464,7 +464,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """Leave, and serve the store until the others have left; exit handlers could not start threads for this."""
         self._signals.leave(name)
         self._screen.log_signal(name, serves_for=self._settings.close_timeout if self._is_host() else None)
-        self._say_leaving(name)
+        self._mark_leaving(name)
         if self._handler is not None and not self._over:
             self._leave_at_exit()
             atexit.unregister(self._leave_at_exit)

@@ -86,7 +86,7 @@ class InterruptedStep:
         if optimizer in self._begun:
             self._undo_optimizer(optimizer)
         parameters = [] if model is None else list(model.parameters())
-        parameters += _parameters(optimizer)
+        parameters += _optimizer_parameters(optimizer)
         unused = optimizer in self._optimizers and self._steps == self._steps_at_checks[0]
         if announced and unused and not self._has_warned and any(one.grad is not None for one in parameters):
             self._has_warned = True
@@ -101,7 +101,7 @@ class InterruptedStep:
         before = self._begun.pop(optimizer)
         if before is not None:
             values, state = before
-            overwrite_tensors(_parameters(optimizer), values)
+            overwrite_tensors(_optimizer_parameters(optimizer), values)
             optimizer.state.clear()
             optimizer.state.update(state)
         elif not _calls_closure_first(optimizer):
@@ -138,7 +138,7 @@ class InterruptedStep:
         has_closure = any(map(callable, (*arguments, *named.values())))
         before = None
         if has_closure and not _calls_closure_first(optimizer):
-            values = [one.detach().clone() for one in _parameters(optimizer)]
+            values = [one.detach().clone() for one in _optimizer_parameters(optimizer)]
             before = values, {one: deepcopy(state) for one, state in optimizer.state.items()}
         self._begun[optimizer] = before
 
@@ -147,7 +147,7 @@ class InterruptedStep:
         self._steps += 1
 
 
-def _parameters(optimizer: Any) -> list[torch.Tensor]:
+def _optimizer_parameters(optimizer: Any) -> list[torch.Tensor]:
     return [one for group in getattr(optimizer, "param_groups", ()) for one in group["params"]]
 
 

@@ -28,8 +28,8 @@ from rdzv.loop import rounds as awaited
 from rdzv.loop.member import LoopOptions, MemberOfRound
 from rdzv.torch.group import RoundGroup, refuse_existing_group
 from rdzv.torch.interrupted_step import InterruptedStep
-from rdzv.torch.pytorch import RELEASE, bind_to_current_device, dist, reconfigure_handle
-from rdzv.torch.state import synchronize
+from rdzv.torch.pytorch import RELEASE, bind_work_to_gpu, dist, reconfigure_handle
+from rdzv.torch.state import broadcast_state
 from rdzv.torch.store import TorchStore
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class _RoundWithGroup(MemberOfRound):
 
     group: RoundGroup
 
-    def _set_up(
+    def _init_group(
         self,
         shared: BlockingSharedStore,
         loop: RoundLoop[Any],
@@ -175,7 +175,7 @@ class _RoundWithGroup(MemberOfRound):
     def _synchronize(self, model: Any, optimizer: Any, extra: Any) -> Any:
         source = self.newest[0] if self.newest is not None else 0
         self._interrupted.undo_step(model, optimizer, announced=self._was_announced)
-        extra = synchronize(source, rank=self.rank, lags=self.lags, model=model, optimizer=optimizer, extra=extra)
+        extra = broadcast_state(source, rank=self.rank, lags=self.lags, model=model, optimizer=optimizer, extra=extra)
         self._interrupted.track(model, optimizer)
         return extra
 
@@ -185,7 +185,7 @@ class TorchRound(_RoundWithGroup, blocking.Round):
 
     def __init__(self, handler: Any, info: Any, loop: RoundLoop[Any], **of_group: Any) -> None:
         super().__init__(handler, info, loop)
-        self._set_up(self.store, loop, **of_group)
+        self._init_group(self.store, loop, **of_group)
 
     async def _make_group(self) -> None:
         self.group.make()
@@ -196,7 +196,7 @@ class TorchRound(_RoundWithGroup, blocking.Round):
         if ending.is_abrupt:
             self.group.abort()
 
-    async def _release(self) -> None:
+    async def _release_resources(self) -> None:
         self._close_group()
 
     def check(self, step: SupportsIndex) -> None:
@@ -241,7 +241,7 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
         self.blocking_store, self._client = handler.open_blocking_shared_store()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rdzv round {self.number}")
         self._released = False
-        self._set_up(self.blocking_store, loop, **of_group)
+        self._init_group(self.blocking_store, loop, **of_group)
 
     async def _make_group(self) -> None:
         await self.in_thread(self.group.make)
@@ -258,7 +258,7 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
         self.blocking_store.end_waits()
         self.group.abort()
 
-    async def _release(self) -> None:
+    async def _release_resources(self) -> None:
         if not self._released:
             self._released = True
             with anyio.CancelScope(shield=True):
@@ -278,7 +278,7 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
         store, and returns after the work, which would else write to the model in the next round. If the round's end
         cancels a call whose work succeeds, return its result, so that the caller counts the step.
         """
-        doing = self._loop.run_in_executor(self._thread, functools.partial(bind_to_current_device(work), *arguments))
+        doing = self._loop.run_in_executor(self._thread, functools.partial(bind_work_to_gpu(work), *arguments))
         try:
             return await asyncio.shield(doing)
         except asyncio.CancelledError:

@@ -32,7 +32,7 @@ class _TensorPlace:
         return f"{tuple(self.shape)} of {self.dtype}"
 
 
-def synchronize(source: int, *, rank: int, lags: bool, model: Any, optimizer: Any, extra: Any) -> Any:
+def broadcast_state(source: int, *, rank: int, lags: bool, model: Any, optimizer: Any, extra: Any) -> Any:
     """Bring all members to the state of `source`; return its `extra`."""
     tensors: list[torch.Tensor] = []
     own, own_rest = _tensors_and_rest(model)

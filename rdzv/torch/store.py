@@ -49,7 +49,7 @@ def open_store(url: str, overrides: Mapping[str, Any]) -> tuple[BlockingStore, S
     return handler.open_blocking_store(), handler.settings
 
 
-def split_off_segments(url: str) -> tuple[str, str]:
+def split_url_segments(url: str) -> tuple[str, str]:
     """Split off the segments after the run's name."""
     parts = split_url(url)
     run_id, _, segments = parts.run_id.partition("/")
@@ -93,7 +93,7 @@ def _with_torch_errors(method: Callable[Concatenate[TorchStore, P], T]) -> Calla
     return call
 
 
-def _forward(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
+def _call_shared(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
     @_with_torch_errors
     @functools.wraps(method)
     def call(self: TorchStore, /, *arguments: P.args, **keywords: P.kwargs) -> T:
@@ -154,7 +154,7 @@ class TorchStore(dist.Store):
         self._origin: Origin | None = None
         self._owns_client = isinstance(url, str)
         if isinstance(url, str):
-            url, segments = split_off_segments(url)
+            url, segments = split_url_segments(url)
             client, settings = open_store(url, overrides)
             self._origin = _origin_of(settings)
             root = Keys(settings.prefix, settings.run_id).root
@@ -186,7 +186,7 @@ class TorchStore(dist.Store):
             self._last_timeout = timeout
         return self._shared
 
-    def _pass_on_value(self, value: V) -> V:
+    def _show_to_observer(self, value: V) -> V:
         if self.overheard_by is not None:
             self.overheard_by(value)
         return value
@@ -200,26 +200,26 @@ class TorchStore(dist.Store):
             )
         return _unpickled, (origin, shared.prefix, shared.fence, shared.lease, self.timeout)
 
-    add = _forward(BlockingSharedStore.add)
-    append = _forward(BlockingSharedStore.append)
-    compare_set = _forward(BlockingSharedStore.compare_set)
-    delete_key = deleteKey = _forward(BlockingSharedStore.delete_key)  # noqa: N815  C++'s name
-    num_keys = getNumKeys = _forward(BlockingSharedStore.num_keys)  # noqa: N815  C++'s name
-    list_keys = _forward(BlockingSharedStore.list_keys)
-    queue_push = _forward(BlockingSharedStore.queue_push)
-    queue_pop = _forward(BlockingSharedStore.queue_pop)
-    queue_len = _forward(BlockingSharedStore.queue_len)
+    add = _call_shared(BlockingSharedStore.add)
+    append = _call_shared(BlockingSharedStore.append)
+    compare_set = _call_shared(BlockingSharedStore.compare_set)
+    delete_key = deleteKey = _call_shared(BlockingSharedStore.delete_key)  # noqa: N815  C++'s name
+    num_keys = getNumKeys = _call_shared(BlockingSharedStore.num_keys)  # noqa: N815  C++'s name
+    list_keys = _call_shared(BlockingSharedStore.list_keys)
+    queue_push = _call_shared(BlockingSharedStore.queue_push)
+    queue_pop = _call_shared(BlockingSharedStore.queue_pop)
+    queue_len = _call_shared(BlockingSharedStore.queue_len)
 
     @_with_torch_errors
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        self._pass_on_value(value)
+        self._show_to_observer(value)
         self._shared_here().set(key, value)
 
     @_with_torch_errors
     def get(self, key: str) -> bytes:
         """Wait for a key and return its value."""
-        return self._pass_on_value(self._shared_here().get(key))
+        return self._show_to_observer(self._shared_here().get(key))
 
     def _batch_keys(self, keys: Iterable[str], within: float) -> Iterator[tuple[BlockingSharedStore, list[str], float]]:
         """Yield the keys in groups that fit in one request, each with the seconds left for all."""
@@ -243,12 +243,12 @@ class TorchStore(dist.Store):
     def multi_get(self, keys: Iterable[str]) -> list[bytes]:
         """Wait for all keys and return their values; at one revision, if they fit in one request."""
         parts = self._batch_keys(keys, self.timeout.total_seconds())
-        return [self._pass_on_value(value) for shared, some, _ in parts for value in shared.multi_get(some)]
+        return [self._show_to_observer(value) for shared, some, _ in parts for value in shared.multi_get(some)]
 
     @_with_torch_errors
     def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
         """Write several values; at once, if they fit in one request."""
-        keys, values = list(keys), [self._pass_on_value(value) for value in values]
+        keys, values = list(keys), [self._show_to_observer(value) for value in values]
         try:
             if len(keys) != len(values):
                 self._shared_here().multi_set(keys, values)  # raises ValueError: the lengths differ

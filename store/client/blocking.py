@@ -87,7 +87,7 @@ class Client(interface.BlockingStore):
             self._waiting.add(channel)
         try:
             # Once it is registered: `interrupt` and `end_waits` may have missed it.
-            shared.check_request_allowed(request)
+            shared.check_usable_for(request)
             answer = channel.call(request, timeout)[0]
             if type(request) in LEASED:
                 self._note_lease(request, answer, channel)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from store.calls import DisconnectNotifier
 from store.client.connection_health import ConnectionHealth, ConnectionState, HealthAction
 from store.client.timeouts import FAREWELL_WITHIN, HEARTBEAT, LASTED, SILENCE, Timeouts
-from store.errors import ProtocolError, StoreError, WaitEnded, unsent_copy
+from store.errors import ProtocolError, StoreError, WaitEnded, unsent_error
 from store.messages import Cancel, Failed, KeepAlive, Ping, Pong, Request, Response, waits
 from store.net import dialing
 from store.net.absence import OutageLog
@@ -109,9 +109,9 @@ class ClientState:
         """Raise an error if the client has failed, or was made before a `fork()`."""
         check_not_forked(self._made_in, self.name)
         if self.failed is not None:
-            raise unsent_copy(self.failed)
+            raise unsent_error(self.failed)
 
-    def check_request_allowed(self, request: Request[Any]) -> None:
+    def check_usable_for(self, request: Request[Any]) -> None:
         """Raise an error if the client is unusable, or if `request` is a wait, and waits were ended."""
         self.check_usable()
         if self.waits_ended and waits(request):
@@ -185,7 +185,7 @@ class Channel:
     def _check_not_ended(self, request: Request[Any]) -> None:
         if self.ended:
             raise WaitEnded("it was ended here")
-        self._shared.check_request_allowed(request)
+        self._shared.check_usable_for(request)
 
     def _connect(self, item: InFlight, deadline: float) -> None:
         check = partial(self._check_not_ended, item.request)
@@ -222,7 +222,7 @@ class Channel:
     def _open_socket(self, deadline: float, check: Callable[[], None]) -> None:
         addresses, began = self._shared.addresses, time.monotonic()
         check_blocking_caller(addresses.host, addresses.port)
-        addresses.use_small_packets(self._timeouts.large_packets_seem_lost)
+        addresses.set_small_packets(self._timeouts.large_packets_seem_lost)
         if self._shared.renew is not None:
             renewed = self._shared.renew()
             self._shared.tls = self._shared.tls and (renewed or self._shared.tls)
@@ -293,7 +293,7 @@ class Channel:
                     answered = self.connection.take_request(received.request_id)
                     if answered is item:
                         answer = received.response
-                    elif answered is not None and (revoke := answered.revocation(received.response)) is not None:
+                    elif answered is not None and (revoke := answered.needed_revocation(received.response)) is not None:
                         self._send_and_forget(revoke)
                 elif isinstance(received, (Events, Lagged)):
                     self.pushed.append(received)
@@ -315,7 +315,7 @@ class Channel:
         for each in (error, error.__cause__):  # an error of a signal's handler may be the cause of the decoder's error
             if raised_by_signal(each):
                 return cast("BaseException", each)
-        if self.connection.may_reconnect_after(error):
+        if self.connection.is_error_retryable(error):
             return dialing.RefusedByStore(str(error))
         return self._shared.fail(error)
 

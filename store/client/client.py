@@ -269,7 +269,7 @@ class Client(Reconnecting):
                     case bytes():  # this client's hello, to be sent
                         link.write(item)
         except StoreError as error:
-            if self._connection.may_reconnect_after(error):
+            if self._connection.is_error_retryable(error):
                 link.close_when_sent(str(error))
             else:
                 self.fail(error)
@@ -319,7 +319,7 @@ class Client(Reconnecting):
                 watch.note_progress(response.revision)
         if isinstance(response, Watching) and request_id in self.watches:
             self.watches[request_id].note_opened(response.revision)
-        if (revoke := item.revocation(response)) is not None:
+        if (revoke := item.needed_revocation(response)) is not None:
             self.send_and_forget(revoke)
         item.settle(error_of(response) or response)
 

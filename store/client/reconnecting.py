@@ -18,7 +18,7 @@ from store.calls import DisconnectNotifier
 from store.client.connection_health import ConnectionHealth, ConnectionState, HealthAction
 from store.client.timeouts import LASTED, Timeouts
 from store.errors import AuthenticationError, ConnectionLost
-from store.net.absence import OutageLog, warn_if_absent
+from store.net.absence import OutageLog, warn_if_silent
 from store.net.dialing import (
     NEVER_ANSWERED,
     SAYS_NOTHING,
@@ -250,7 +250,7 @@ class Reconnecting(interface.Store):
         self._task.add_done_callback(self._handle_task_end)
 
     async def _wait_for_first_welcome(self, within: float, ended_by: str) -> None:
-        told = warn_if_absent(self.name, self._current_problem, within=within, ended_by=ended_by)
+        told = warn_if_silent(self.name, self._current_problem, within=within, ended_by=ended_by)
         with anyio.move_on_after(within), told:
             await self._met_or_failed.wait()
         if self._failed is not None:
@@ -311,9 +311,9 @@ class Reconnecting(interface.Store):
     async def _stay_connected(self) -> None:
         self._away_since = self.time()
         successor: Connection | None = None
-        with contextlib.suppress(AuthenticationError):  # `_new_connection` has called `fail` with this error
+        with contextlib.suppress(AuthenticationError):  # `_connect_with_retries` has called `fail` with this error
             while self._failed is None:
-                link = successor or await self._new_connection()
+                link = successor or await self._connect_with_retries()
                 began = self.time()
                 welcomed, successor = await self._run_connection(link)
                 if welcomed:
@@ -328,11 +328,11 @@ class Reconnecting(interface.Store):
         await anyio.sleep(self.timeouts.retry_pause(self._attempt, away=self.time() - self._away_since))
         self._attempt += 1
 
-    async def _new_connection(self) -> Connection:
+    async def _connect_with_retries(self) -> Connection:
         """Try to connect until a server sends bytes; raise an error that another attempt cannot remedy."""
         while True:
             if self._addresses is not None:
-                self._addresses.use_small_packets(self.timeouts.large_packets_seem_lost)
+                self._addresses.set_small_packets(self.timeouts.large_packets_seem_lost)
             try:
                 link = await self._try_to_connect()
             except (OSError, UnicodeError) as error:
@@ -390,7 +390,7 @@ class Reconnecting(interface.Store):
                 link.changed.clear()
                 if link.health.seeking and not link.over:
                     with anyio.CancelScope() as link.search:
-                        successor = await self._new_connection()
+                        successor = await self._connect_with_retries()
         finally:
             link.stop_checks()
             if successor is None:

@@ -36,7 +36,7 @@ class StoreReport:
 
 def create_store(path: Path, store_id: str) -> None:
     """Create an empty store under a temporary name, and rename it when it is complete."""
-    partial = _new_temporary_path(path)
+    partial = _clear_temporary_path(path)
     make_file(partial)
     with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
         database.execute("PRAGMA auto_vacuum=INCREMENTAL")  # must be set before the first table is made
@@ -47,7 +47,7 @@ def create_store(path: Path, store_id: str) -> None:
     rename_durably(partial, path)
 
 
-def _new_temporary_path(path: Path) -> Path:
+def _clear_temporary_path(path: Path) -> Path:
     for left_over in path.parent.glob(f"{UNFINISHED}*"):
         left_over.unlink()
     return path.with_name(UNFINISHED)
@@ -92,7 +92,7 @@ def restore(source: Path, directory: Path, *, new_id: str) -> StoreReport:
         path = directory / FILE
         if path.exists():
             raise StoreUsageError(f"{directory} holds a store: restore into another directory, or move {path} away")
-        partial = _new_temporary_path(path)
+        partial = _clear_temporary_path(path)
         with explaining_errors(source, written=path):
             _copy_database(source, partial)
             with contextlib.closing(open_read_only(partial)) as database:

@@ -191,7 +191,7 @@ class LastGroupMark:
         log.warning("%s is damaged: it is ignored, and written again", self._path)
         return None
 
-    def refuse_if_marked(self, path: Path) -> None:
+    def refuse_if_database_lost(self, path: Path) -> None:
         """For a directory without a database: raise `StoreUsageError` if a mark shows that it had one."""
         if (marked := self.read()) is not None:
             raise StoreUsageError(

@@ -189,7 +189,7 @@ def load_store(database: sqlite3.Connection) -> SavedStore:
     numbers: dict[bytes, int] = dict(rows("sessions"))
     replies: dict[bytes, list[tuple[int, Any]]] = {id: [] for id in numbers}
     for session_id, request_id, response in rows("replies", "ORDER BY session, request"):
-        replies[session_id].append((request_id, _response_from(response)))
+        replies[session_id].append((request_id, _decode_response(response)))
     saved = SavedStore(
         store_id=str(meta["store_id"]),
         revision=int(meta.get("revision", 0)),
@@ -226,7 +226,7 @@ def _history_from_rows(rows: Iterator[tuple[int, bytes]]) -> Iterator[tuple[Even
         yield tuple(events)
 
 
-def _response_from(frame: bytes) -> Any:
+def _decode_response(frame: bytes) -> Any:
     reply = wire.decode_server_frame(frame[4:])
     assert isinstance(reply, wire.Reply), "only responses are kept"
     return reply.response

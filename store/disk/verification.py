@@ -39,7 +39,7 @@ def verify(directory: Path, *, served: bool = False) -> int:
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if not database.execute("SELECT 1 FROM sqlite_schema").fetchone():
             raise sqlite3.DatabaseError("it is empty")
-        if not served and _log_is_damaged(path):
+        if not served and _is_log_damaged(path):
             raise _lost_changes_error(path, "a change in its log is not as it was written, and others come after it")
         check_format(version, path)
         (health,) = database.execute("PRAGMA quick_check(1)").fetchone()
@@ -51,7 +51,7 @@ def verify(directory: Path, *, served: bool = False) -> int:
     return int(version)
 
 
-def _log_is_damaged(path: Path) -> bool:
+def _is_log_damaged(path: Path) -> bool:
     written, index = path.with_name(f"{FILE}-wal"), path.with_name(f"{FILE}-shm")
     if not written.exists() or not index.exists():
         return False
@@ -59,7 +59,7 @@ def _log_is_damaged(path: Path) -> bool:
     if frames is None:
         return False
     with written.open("rb") as file:
-        return wal.is_damaged(file, size=written.stat().st_size, count_of_frames_read=frames)
+        return wal.is_wal_damaged(file, size=written.stat().st_size, count_of_frames_read=frames)
 
 
 def _lost_changes_error(path: Path, what: str) -> StoreUsageError:

@@ -30,7 +30,7 @@ def count_of_frames_read(index: bytes) -> int | None:
     return int(frames)
 
 
-def is_damaged(file: IO[bytes], *, size: int, count_of_frames_read: int) -> bool:
+def is_wal_damaged(file: IO[bytes], *, size: int, count_of_frames_read: int) -> bool:
     """Return True if the log proves that durable changes follow the frames that SQLite reads."""
     head = file.read(HEADER.size)
     if len(head) < HEADER.size or not any(head):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class EventBatch:
     """Events of one revision, or of a part of a snapshot. `watches`: by peer, the ids of the watches that get them."""
 
     watches: Mapping[int, Sequence[int]]
@@ -53,5 +53,5 @@ class StepResult(NamedTuple):
     """The result of one step."""
 
     response: Response | None
-    deliveries: tuple[Delivery | Answer | WatchLost, ...] = ()
+    deliveries: tuple[EventBatch | Answer | WatchLost, ...] = ()
     work: LongRead | None = None

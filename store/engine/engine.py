@@ -19,7 +19,7 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from store.engine.applied import Answer, Delivery, LongRead, StepResult, WatchLost
+from store.engine.applied import Answer, EventBatch, LongRead, StepResult, WatchLost
 from store.engine.changes import OpenRevision
 from store.engine.changeset import ChangeSet, KeptReply
 from store.engine.keyspace import events_of
@@ -133,7 +133,7 @@ class Engine:
             self._snapshots.unregister(snapshot)
         leases = self._leases.shorten_after_close(peer, how)
         unread = () if snapshot is None else snapshot.free_in_steps()
-        end = chain(leases, self._watches.remove_peer(peer), self._waits.remove_peer(peer), unread)
+        end = chain(leases, self._watches.remove_peer_in_steps(peer), self._waits.remove_peer_in_steps(peer), unread)
         if self._ends or next(end, ENDED) is not ENDED:  # clean up later, in steps: thousands of peers may end at once
             self._ends.append(end)
         self.has_chores = bool(self.has_chores or self._ends or self.state.past)
@@ -207,7 +207,7 @@ class Engine:
         is_short = state.why_only_deletes is not None
         writes = [each for each in operations_of(request) if type(each) not in TAKE_AWAY] if is_short else []
         if writes:
-            size = state.written_bytes(request)
+            size = state.bytes_to_write(request)
             cost = size + len(writes) * PAGES_BYTES
             coordinates_run = self._keys.groups.coordinates_run
             if cost <= state.steering_bytes and all(coordinates_run(getattr(each, "key", "")) for each in writes):
@@ -224,7 +224,7 @@ class Engine:
         if full or session.held_bytes:
             state.check_reply_room(session, request)
 
-    def _take_deliveries(self) -> tuple[Delivery | Answer | WatchLost, ...]:
+    def _take_deliveries(self) -> tuple[EventBatch | Answer | WatchLost, ...]:
         deliveries, self._asked.deliveries = tuple(self._asked.deliveries), []
         return deliveries
 
@@ -239,7 +239,7 @@ class Engine:
                 self._leases.keep_alive(lease, peer=peer)
         return replayed
 
-    def tick(self, *, now: float, unheard: Mapping[int, float] = NOBODY) -> tuple[Delivery | Answer | WatchLost, ...]:
+    def tick(self, *, now: float, unheard: Mapping[int, float] = NOBODY) -> tuple[EventBatch | Answer | WatchLost, ...]:
         """End expired leases, each at its own revision, and sessions that were abandoned for too long.
 
         `unheard` maps each peer with waiting requests to the seconds that they have waited. A lease that expired while
@@ -255,7 +255,7 @@ class Engine:
                 self._leases.recheck_soon(lease)
                 continue
             self._lapsed += not lease.ending
-            most = self._watches.changes_max([*islice(lease.keys, room)])
+            most = self._watches.count_changeable_keys([*islice(lease.keys, room)])
             ended = self._changes.end_lease(lease, most=most, cause=lease.cause)
             room = room - ended if self._watches.is_lookup_cheap else 0
             if lease.keys:
@@ -264,7 +264,7 @@ class Engine:
         self._note_forgotten_sessions(self._sessions.expire(now))
         return self._take_deliveries()
 
-    def advance_leases(self, *, now: float) -> bool:
+    def advance_lease_clock(self, *, now: float) -> bool:
         """Advance the leases' clock; return True if a lease may have expired."""
         self._leases.advance_clock(now)
         due = self._leases.seconds_to_next_expiry()
@@ -301,9 +301,9 @@ class Engine:
             self._changes.facts.revisions.append(events_of(changes))
             self._changes.facts.compacted = self._history.compacted
         if self._watches.by_prefix:
-            for watches, about in self._watches.watches_of(changes):
-                self._asked.deliveries.append(Delivery(watches=watches, events=events_of(about)))
-        if self._waits.parked and (stirred := self._waits.affected_places(changes)):
+            for watches, about in self._watches.match_watches(changes):
+                self._asked.deliveries.append(EventBatch(watches=watches, events=events_of(about)))
+        if self._waits.parked and (stirred := self._waits.find_affected_waits(changes)):
             self._check_waits(stirred)
 
     def _check_waits(self, stirred: list[tuple[dict[str, dict[Watcher, None]], str]]) -> None:
@@ -320,7 +320,7 @@ class Engine:
         self.postponed.add([standing.pop(key) for standing, key in stirred], self.revision)
         self.has_chores = True
 
-    def do_postponed_work(self) -> tuple[Delivery | Answer | WatchLost, ...]:
+    def do_postponed_work(self) -> tuple[EventBatch | Answer | WatchLost, ...]:
         """Do a part of the postponed work: check waits, and clean up after closed peers."""
         if self.postponed:
             self._asked.check_postponed_waits()

@@ -26,7 +26,7 @@ COORDINATION_KEYS = frozenset(  # the part after the group's name, in keys that 
     ("answers", "begun", "head", "history", "lease", "nodes", "parent", "rounds", "settings", "tally", "unfit")
 )
 CHUNK_MAX = 1024  # keys per chunk; at this size, splitting a chunk costs as much as searching one
-COMPARED_MOST = 50_000  # groups that `largest` compares, in about 3 ms; others are ignored: each is small then
+COMPARED_MOST = 50_000  # groups that `largest_group` compares, in about 3 ms; others are ignored: each is small then
 
 Change = Entry | Event
 """A written key's entry, or an event."""
@@ -37,7 +37,7 @@ def events_of(changes: Iterable[Change]) -> tuple[Event, ...]:
     return tuple([change.event if isinstance(change, Entry) else change for change in changes])
 
 
-def answer_bytes(entry: Entry | None) -> int:
+def entry_answer_bytes(entry: Entry | None) -> int:
     """Return the approximate bytes of an entry in an answer."""
     return 1 if entry is None else key_bytes(entry.key) + len(entry.value) + 40
 
@@ -95,7 +95,7 @@ class Groups:
         """Return up to `most` groups, in order, whose names follow `after`."""
         return [self.by_name[name] for name in self._index.page("", after=after, most=most)]
 
-    def largest(self, *, by_keys: bool = False) -> GroupUsage | None:
+    def largest_group(self, *, by_keys: bool = False) -> GroupUsage | None:
         """Return the group with the most bytes (or keys, if `by_keys`)."""
         groups = islice(self.by_name.values(), COMPARED_MOST)
         return max(groups, key=lambda group: group.keys if by_keys else group.bytes, default=None)
@@ -113,14 +113,14 @@ class Keyspace:
         self.groups: Groups = Groups()
         self.index: SortedKeys = SortedKeys()
         self.bytes: int = 0
-        self.answer_bytes_max: int = answer_bytes(None)
+        self.answer_bytes_max: int = entry_answer_bytes(None)
 
     def put(self, entry: Entry, before: Entry | None) -> None:
         """Store the new entry of a key; `before` is its current entry, if any."""
         if before is not None and len(entry.value) == len(before.value):
             self.entries[entry.key] = entry
             return
-        self.answer_bytes_max = max(self.answer_bytes_max, answer_bytes(entry))
+        self.answer_bytes_max = max(self.answer_bytes_max, entry_answer_bytes(entry))
         if before is None:
             self.index.add(entry.key)
             added = ENTRY_OVERHEAD + key_bytes(entry.key) + len(entry.value)
@@ -139,7 +139,7 @@ class Keyspace:
         self.groups.add_usage(key, -1, -size)
 
 
-class Chunk(list[str]):
+class KeyChunk(list[str]):
     """A sorted list of keys, made at revision `born`; only snapshots of this revision or later may share it."""
 
     __slots__ = ("born",)
@@ -155,7 +155,7 @@ class SortedKeys:
     __slots__ = ("_chunks", "_firsts", "_length")
 
     def __init__(self) -> None:
-        self._chunks: list[Chunk] = []
+        self._chunks: list[KeyChunk] = []
         self._firsts: list[str] = []
         self._length = 0
 
@@ -166,7 +166,7 @@ class SortedKeys:
         """Add a new key."""
         self._length += 1
         if not self._chunks:
-            self._chunks.append(Chunk([key]))
+            self._chunks.append(KeyChunk([key]))
             self._firsts.append(key)
             return
         at = self._chunk_index(key)
@@ -174,7 +174,7 @@ class SortedKeys:
         insort(chunk, key)
         self._firsts[at] = chunk[0]
         if len(chunk) > CHUNK_MAX:
-            half = Chunk(chunk[CHUNK_MAX // 2 :], born=chunk.born)
+            half = KeyChunk(chunk[CHUNK_MAX // 2 :], born=chunk.born)
             del chunk[CHUNK_MAX // 2 :]
             self._chunks.insert(at + 1, half)
             self._firsts.insert(at + 1, half[0])
@@ -215,28 +215,28 @@ class SortedKeys:
         """Return how many keys start with `prefix`."""
         return self.chunks_under(prefix)[2] if prefix else self._length
 
-    def chunks_under(self, prefix: str) -> tuple[list[Chunk], int, int]:
+    def chunks_under(self, prefix: str) -> tuple[list[KeyChunk], int, int]:
         """Return the chunks with keys under `prefix`, the first key's index in its chunk, and the keys' number."""
         if not self._chunks:
             return [], 0, 0
         size = len(prefix)
 
-        def cut_to_prefix(key: str) -> str:
+        def truncate_key(key: str) -> str:
             return key[:size]
 
         first = self._chunk_index(prefix)
-        last = max(bisect_right(self._firsts, prefix, key=cut_to_prefix) - 1, first)
+        last = max(bisect_right(self._firsts, prefix, key=truncate_key) - 1, first)
         place = bisect_left(self._chunks[first], prefix)
-        upto = bisect_right(self._chunks[last], prefix, key=cut_to_prefix)
+        upto = bisect_right(self._chunks[last], prefix, key=truncate_key)
         chunks = self._chunks[first : last + 1]
         return chunks, place, sum(map(len, chunks[:-1])) + upto - place
 
-    def copy_shared_chunk(self, key: str, *, shared_until: int, revision: int) -> Chunk | None:
+    def copy_shared_chunk(self, key: str, *, shared_until: int, revision: int) -> KeyChunk | None:
         """Copy a key's chunk if a snapshot of revision `shared_until` may share it; return the old chunk if copied."""
         at = self._chunk_index(key)
         if not self._chunks or (shared := self._chunks[at]).born > shared_until:
             return None
-        self._chunks[at] = Chunk(shared, born=revision)
+        self._chunks[at] = KeyChunk(shared, born=revision)
         return shared
 
     def _chunk_index(self, key: str) -> int:

@@ -122,7 +122,7 @@ class Leases:
         lease = LeaseRecord(id=terms.id, terms=terms, lapses_at=self._served + terms.ttl)
         self._leases[lease.id] = lease
         self.bytes += LEASE_OVERHEAD
-        self._schedule(lease, _slot_of(lease.lapses_at))
+        self._schedule(lease, _expiry_slot(lease.lapses_at))
         self._set_keeper(lease, peer)
         return lease
 
@@ -131,7 +131,7 @@ class Leases:
         lease.lapses_at = self._served + lease.terms.ttl
         lease.disconnected = False
         self._set_keeper(lease, peer)
-        self._schedule(lease, _slot_of(lease.ends_at))
+        self._schedule(lease, _expiry_slot(lease.ends_at))
 
     def mark_ending(self, lease: LeaseRecord, cause: Cause) -> None:
         """Mark a lease as ending: ticks delete its keys, and then the lease."""
@@ -165,7 +165,7 @@ class Leases:
                     sooner = closed_at + lease.terms.disconnect_ttl
                     if sooner < lease.lapses_at:
                         lease.lapses_at, lease.disconnected = sooner, True
-                        self._schedule(lease, _slot_of(sooner))
+                        self._schedule(lease, _expiry_slot(sooner))
             if kept:
                 yield
         self._kept_by.pop(peer, None)
@@ -173,8 +173,8 @@ class Leases:
             of_the_dead = iter(tuple(dead.leases))
             while dead.died_at == closed_at and (some := [*islice(of_the_dead, SHORTENED_AT_ONCE)]):
                 for lease in filter(None, map(self._leases.get, some)):
-                    if _slot_of(lease.ends_at) < lease.slot:
-                        self._schedule(lease, _slot_of(lease.ends_at))
+                    if _expiry_slot(lease.ends_at) < lease.slot:
+                        self._schedule(lease, _expiry_slot(lease.ends_at))
                 yield
 
     def set_note(self, lease: LeaseRecord, note: bytes) -> None:
@@ -200,7 +200,7 @@ class Leases:
             lease = self._leases[self._slots[slot].pop()]
             lease.slot = -1
             if lease.ends_at > self._served:  # not expired: its process, assumed dead, has connected again
-                self._schedule(lease, _slot_of(lease.ends_at))
+                self._schedule(lease, _expiry_slot(lease.ends_at))
             else:
                 over.append(lease)
         return sorted(over, key=lambda lease: (lease.ends_at, lease.id))
@@ -215,7 +215,7 @@ class Leases:
 
     def recheck_soon(self, lease: LeaseRecord) -> None:
         """Let `expired` return an expired lease again in 0.1 s, unless a request that is still unread renews it."""
-        self._schedule(lease, _slot_of(self._served + LOOK_AGAIN_AFTER))
+        self._schedule(lease, _expiry_slot(self._served + LOOK_AGAIN_AFTER))
 
     def seconds_to_next_expiry(self) -> float | None:
         """Return the seconds until the next lease may expire; None if there are no leases."""
@@ -271,5 +271,5 @@ class Leases:
                 lease.process = self.processes.note_lease_kept(peer, lease.id)
 
 
-def _slot_of(at: float) -> int:
+def _expiry_slot(at: float) -> int:
     return math.ceil(at * SLOTS_A_SECOND)

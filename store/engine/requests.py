@@ -6,8 +6,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from store import messages
-from store.engine.applied import Answer, Delivery, LongRead, WatchLost
-from store.engine.keyspace import answer_bytes
+from store.engine.applied import Answer, EventBatch, LongRead, WatchLost
+from store.engine.keyspace import entry_answer_bytes
 from store.engine.snapshots import PART_BYTES, STEP_KEYS, Snapshot
 from store.engine.waits import ParkedWait, wait_bytes
 from store.engine.watches import Watcher, watch_bytes
@@ -41,7 +41,7 @@ class RequestExecutor:
         self._peer = 0
         self._asker: Watcher = (0, 0)
         self._when: tuple[Condition, ...] = ()
-        self.deliveries: list[Delivery | Answer | WatchLost] = []
+        self.deliveries: list[EventBatch | Answer | WatchLost] = []
         self.work: LongRead | None = None
 
     def carry_out(self, request: Request[Any], peer: int, request_id: int) -> Response | None:
@@ -84,7 +84,7 @@ class RequestExecutor:
 
     def _make_listing(self, entries: tuple[Entry | None, ...], revision: int) -> messages.Listing:
         if len(entries) * self._keys.answer_bytes_max > self._limits.frame_bytes_max:
-            self._state.check_limit("frame_bytes_max", sum(map(answer_bytes, entries)))
+            self._state.check_limit("frame_bytes_max", sum(map(entry_answer_bytes, entries)))
         return messages.Listing(entries, revision)
 
     def _list(self, request: messages.List) -> messages.Listing | messages.ListingPart:
@@ -150,7 +150,7 @@ class RequestExecutor:
             f"{self._limits.operations_max}: split it"
         )
 
-    def _refuse_unknown_request(self, request: messages.UnknownRequest) -> messages.Failed:
+    def _reply_unsupported(self, request: messages.UnknownRequest) -> messages.Failed:
         message = f"this server does not know {request.what}: it is of an older release than the client; upgrade it"
         return messages.Failed(kind=messages.FailureKind.UNSUPPORTED, message=message)
 
@@ -176,7 +176,7 @@ class RequestExecutor:
         keys = self._keys.index.page(request.prefix, after=None, most=most)
         if request.at_most is None:
             self._state.check_watch_lookups(keys)
-        keys = keys[: self._watches.changes_max(keys)]
+        keys = keys[: self._watches.count_changeable_keys(keys)]
         for key in keys:
             self._changes.erase(key)
         return messages.Counted(count=len(keys), revision=self._changes.revision)
@@ -188,7 +188,7 @@ class RequestExecutor:
         most, entries = self._state.writes_max, self._keys.entries
         looked_at = self._keys.index.page(request.prefix, after=request.after or None, most=most)
         keys = [key for key in looked_at if entries[key].mod_revision <= newest]
-        count = self._watches.changes_max(keys)
+        count = self._watches.count_changeable_keys(keys)
         after = keys[count - 1] if count < len(keys) else looked_at[-1] if len(looked_at) == most else ""
         for key in keys[:count]:
             self._changes.erase(key)
@@ -206,7 +206,7 @@ class RequestExecutor:
         self._state.check_room_for_value(request.key, len(value))
         return messages.CompareAndSetResult(True, self._changes.write(request, value))
 
-    def _add(self, request: messages.Add | messages.Append) -> messages.Added:
+    def _add_or_append(self, request: messages.Add | messages.Append) -> messages.Added:
         value = self._check_write_and_room(request)
         revision = self._changes.write(request, value).mod_revision
         return messages.Added(value=int(value) if type(request) is messages.Add else len(value), revision=revision)
@@ -216,7 +216,7 @@ class RequestExecutor:
         self._state.check_limit("writes_max", len(request.then) + len(request.otherwise), "operations")
         succeeded = _all_hold(request.when, self._keys.entries)
         operations = request.then if succeeded else request.otherwise
-        granted = self._grant_used(operations, request.grants) if request.grants else ()
+        granted = self._grant_leases(operations, request.grants) if request.grants else ()
         try:
             values = self._state.check_branch(operations)
         except StoreError:
@@ -226,7 +226,7 @@ class RequestExecutor:
         results = tuple(map(self._changes.execute_operation, operations, values))
         return messages.TransactionResult(succeeded, results, self._changes.revision)
 
-    def _grant_used(self, operations: tuple[Operation, ...], grants: tuple[messages.Grant, ...]) -> list[LeaseRecord]:
+    def _grant_leases(self, operations: tuple[Operation, ...], grants: tuple[messages.Grant, ...]) -> list[LeaseRecord]:
         self._state.check_limit("operations_max", len(grants), "leases")
         used = {
             operation.lease: operation.key
@@ -246,7 +246,7 @@ class RequestExecutor:
     def _grant(self, request: messages.Grant) -> messages.Granted:
         if request.id is not None:
             raise StoreUsageError("a transaction that grants a lease of a chosen id must put a key on it")
-        self._state.check_grant(request)
+        self._state.check_grant_ttls(request)
         self._state.check_lease_room()
         lease = self._changes.grant(request, peer=self._peer)
         return messages.Granted(lease=lease.id, ttl=lease.terms.ttl)
@@ -265,7 +265,9 @@ class RequestExecutor:
 
     def _revoke(self, request: messages.Revoke) -> messages.Done:
         lease = self._state.find_lease(request.lease)
-        self._changes.end_lease(lease, most=self._watches.changes_max([*islice(lease.keys, self._state.writes_max)]))
+        self._changes.end_lease(
+            lease, most=self._watches.count_changeable_keys([*islice(lease.keys, self._state.writes_max)])
+        )
         return messages.Done()
 
     def _time_to_live(self, request: messages.TimeToLive) -> messages.LeaseState:
@@ -311,17 +313,17 @@ class RequestExecutor:
         if snapshot is not None:
             events = [entry.event for entry in snapshot.next_part() if entry is not None]
             if self._keep_reading(work, snapshot):
-                self.deliveries.append(Delivery(watches=watches, events=tuple(events)))
+                self.deliveries.append(EventBatch(watches=watches, events=tuple(events)))
                 return
             events.append(messages.Event(kind="synced", revision=snapshot.revision))
-            self.deliveries.append(Delivery(watches=watches, events=tuple(events)))
+            self.deliveries.append(EventBatch(watches=watches, events=tuple(events)))
             work.snapshot = None
         past = self._history.page(work.next_revision, work.prefix, most=REPLAY_REVISIONS, bytes_max=PART_BYTES)
         if past is None:
             self.deliveries.append(WatchLost(watcher=work.watcher, revision=work.next_revision - 1))
             return
         found, work.next_revision = past
-        self.deliveries.extend(Delivery(watches=watches, events=events) for events in found)
+        self.deliveries.extend(EventBatch(watches=watches, events=events) for events in found)
         if work.next_revision <= self._keys.revision:
             self.work = work
         else:
@@ -437,14 +439,14 @@ _HANDLERS: dict[type, Callable[[RequestExecutor, Any], Response | None]] = {
     messages.ListGroups: RequestExecutor._list_groups,
     messages.ListNotes: RequestExecutor._list_notes,
     messages.TooManyElements: RequestExecutor._refuse_too_many_elements,
-    messages.UnknownRequest: RequestExecutor._refuse_unknown_request,
+    messages.UnknownRequest: RequestExecutor._reply_unsupported,
     messages.Put: RequestExecutor._put,
     messages.Delete: RequestExecutor._delete,
     messages.DeletePrefix: RequestExecutor._delete_prefix,
     messages.DeleteOlder: RequestExecutor._delete_older,
     messages.CompareAndSet: RequestExecutor._compare_and_set,
-    messages.Add: RequestExecutor._add,
-    messages.Append: RequestExecutor._add,
+    messages.Add: RequestExecutor._add_or_append,
+    messages.Append: RequestExecutor._add_or_append,
     messages.Transact: RequestExecutor._transact,
     messages.Revoke: RequestExecutor._revoke,
     messages.TimeToLive: RequestExecutor._time_to_live,

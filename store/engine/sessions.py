@@ -143,7 +143,7 @@ class Sessions:
         """Restore saved sessions, as if disconnected at `now`; those with the latest writes are dropped last."""
         self.made = last
         for one in sorted(
-            saved, key=lambda one: (max((_revision_in(reply) for _, reply in one.replies), default=0), one.number)
+            saved, key=lambda one: (max((_reply_revision(reply) for _, reply in one.replies), default=0), one.number)
         ):
             session = self._sessions[one.id] = Session(one.id, one.number, self.budget)
             for request_id, response in one.replies:
@@ -151,7 +151,7 @@ class Sessions:
             self._abandoned[session.id] = now
 
 
-def _revision_in(response: messages.Response) -> int:
+def _reply_revision(response: messages.Response) -> int:
     told = response.entry if isinstance(response, messages.CompareAndSetResult) else response
     return int(getattr(told, "mod_revision", 0) or getattr(told, "revision", 0))
 

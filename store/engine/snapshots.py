@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from store.engine.keyspace import ENTRY_OVERHEAD, Chunk, answer_bytes
+from store.engine.keyspace import ENTRY_OVERHEAD, KeyChunk, entry_answer_bytes
 from store.messages import key_bytes
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Snapshot:
     """Entries at one revision, and the progress of reading them."""
 
     past: OldEntries
-    chunks: deque[Chunk]
+    chunks: deque[KeyChunk]
     place: int  # index of the next unread key in the first chunk
     left: int
     revision: int
@@ -98,7 +98,7 @@ class Snapshot:
     def of_keys(cls, keys: Keyspace, past: OldEntries, names: tuple[str, ...], entries: list[Entry | None]) -> Snapshot:
         """Return a snapshot of these keys."""
         size = sum(map(key_bytes, names)) + NAME_OVERHEAD * len(names)
-        chunks = deque([Chunk(names)])
+        chunks = deque([KeyChunk(names)])
         return cls(past, chunks, place=0, left=len(entries), revision=keys.revision, given=entries, bytes=size)
 
     def next_part(self) -> list[Entry | None]:
@@ -115,7 +115,7 @@ class Snapshot:
             else:
                 found = [self.past.entries[key] for key in chunk[place:upto]]
             for entry in found:
-                size += answer_bytes(entry)
+                size += entry_answer_bytes(entry)
                 if part and size > PART_BYTES:
                     return part
                 part.append(entry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from store.engine.keyspace import ENTRY_OVERHEAD, Keyspace, answer_bytes
+from store.engine.keyspace import ENTRY_OVERHEAD, Keyspace, entry_answer_bytes
 from store.engine.leases import LEASE_OVERHEAD, LeaseRecord, Leases
 from store.engine.sessions import SESSION_OVERHEAD, Session, Sessions, reply_cost_at_most
 from store.engine.snapshots import OldEntries, Snapshots
@@ -140,7 +140,7 @@ class StoreState:
             self._check_lease(write.lease, write)
         return value
 
-    def written_bytes(self, request: Request[Any]) -> int:
+    def bytes_to_write(self, request: Request[Any]) -> int:
         """Return the approximate bytes that a request would write; an append writes the whole value."""
         size = 0
         for operation in operations_of(request):
@@ -161,12 +161,12 @@ class StoreState:
             if not key:
                 self.check_key(key)
             if isinstance(operation, Get):
-                answer += max(answer_bytes(self.keys.get(key)), key_bytes(key) + sizes.get(key, 0))
+                answer += max(entry_answer_bytes(self.keys.get(key)), key_bytes(key) + sizes.get(key, 0))
             elif key in sizes:
                 raise StoreUsageError(f"a transaction writes {brief(key)} twice; it may do so once")
             elif isinstance(operation, Create) and (there := self.keys.get(key)) is not None:
                 sizes[key] = 0
-                answer += answer_bytes(there)
+                answer += entry_answer_bytes(there)
             elif isinstance(operation, Delete):
                 sizes[key] = 0
             else:
@@ -192,7 +192,7 @@ class StoreState:
 
     def check_watch_lookups(self, keys: Collection[str]) -> None:
         """Refuse a change of so many keys that finding their watches would take too long."""
-        most = self.watches.changes_max(keys)
+        most = self.watches.count_changeable_keys(keys)
         if most < len(keys):
             raise LimitExceeded(
                 f"the request changes {len(keys)} keys, and prefixes of so many lengths are watched that {most} of "
@@ -266,7 +266,7 @@ class StoreState:
                 f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {brief(write.key)} on"
             )
 
-    def check_grant(self, grant: Grant) -> None:
+    def check_grant_ttls(self, grant: Grant) -> None:
         """Check the TTLs of a new lease."""
         for name in ("ttl", "disconnect_ttl", "gone_ttl"):
             if (ttl := getattr(grant, name)) is not None:
@@ -279,7 +279,7 @@ class StoreState:
                 raise StoreUsageError(
                     f"a transaction grants a lease of id {brief(grant.id)}; choose one from {CHOSEN_LEASE_LEAST} on"
                 )
-            self.check_grant(grant)
+            self.check_grant_ttls(grant)
         if len({grant.id for grant in grants}) < len(grants):
             raise StoreUsageError("a transaction grants a lease twice; it may do so once")
         self.check_lease_room(len(grants), for_keys)

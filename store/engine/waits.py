@@ -106,7 +106,7 @@ class Waits:
         if standing is not None and standing.pop(watcher, self) is None and not standing:
             del places[key]
 
-    def remove_peer(self, peer: int) -> Iterator[None]:
+    def remove_peer_in_steps(self, peer: int) -> Iterator[None]:
         """Remove all waits of a peer, in steps."""
         for count, request_id in enumerate(tuple(self._by.get(peer, ())), 1):
             if (peer, request_id) in self.parked:  # not answered meanwhile
@@ -114,7 +114,7 @@ class Waits:
             if count % FORGOTTEN_AT_ONCE == 0:
                 yield
 
-    def affected_places(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
+    def find_affected_waits(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
         """Return where the affected waits are registered: pairs of an index (`_at` or `_under`) and a key in it."""
         found = []
         for change in changes:

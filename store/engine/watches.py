@@ -107,7 +107,7 @@ class Watches:
             if not lengths:
                 del self._lengths[group], self._sorted_lengths[group]
 
-    def remove_peer(self, peer: int) -> Iterator[None]:
+    def remove_peer_in_steps(self, peer: int) -> Iterator[None]:
         """Close all watches of a peer, in steps."""
         for count, watch_id in enumerate(tuple(self._prefixes.get(peer, ())), 1):
             self.remove(peer, watch_id)
@@ -119,7 +119,7 @@ class Watches:
         """True if watched prefixes have so few lengths that a request may change any number of keys."""
         return not self._of_many_lengths
 
-    def changes_max(self, keys: Collection[str]) -> int:
+    def count_changeable_keys(self, keys: Collection[str]) -> int:
         """Return how many of these keys, at least 1, one request may change without too many lookups (S11)."""
         if self.is_lookup_cheap:
             return len(keys)
@@ -134,11 +134,11 @@ class Watches:
                 return count
         return len(keys)
 
-    def watches_of(self, changes: Sequence[Change]) -> Sequence[tuple[Mapping[int, list[int]], tuple[Change, ...]]]:
+    def match_watches(self, changes: Sequence[Change]) -> Sequence[tuple[Mapping[int, list[int]], tuple[Change, ...]]]:
         """Return pairs of watches, by peer, and the changes of one revision that all these watches get."""
         if len(changes) == 1:
             found: dict[int, list[int]] = {}
-            for prefix in self._watched_prefixes(changes[0].key, -1):
+            for prefix in self._matching_prefixes(changes[0].key, -1):
                 self._add_watches_of(prefix, found)
             return [(found, tuple(changes))] if found else []
         # Sorted keys with a common prefix are adjacent.
@@ -152,7 +152,7 @@ class Watches:
                 prefix, start = begun.pop()
                 self._add_watches_of(prefix, stretches.setdefault((start, at), {}))
             if key is not None:
-                begun += [(prefix, at) for prefix in self._watched_prefixes(key, len(begun[-1][0]) if begun else -1)]
+                begun += [(prefix, at) for prefix in self._matching_prefixes(key, len(begun[-1][0]) if begun else -1)]
         return [
             (watches, tuple([changes[place] for place in sorted(order[start:end])]))
             for (start, end), watches in stretches.items()
@@ -162,7 +162,7 @@ class Watches:
         for peer, watch_ids in self.by_prefix[prefix].items():
             found.setdefault(peer, []).extend(watch_ids)
 
-    def _watched_prefixes(self, key: str, beyond: int) -> list[str]:
+    def _matching_prefixes(self, key: str, beyond: int) -> list[str]:
         found = []
         group = self._group_of(key)
         # A watched prefix without a group is shorter than the name of any group whose keys it matches.

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from store import interface
-from store.errors import ConnectionLost, StoreError, WaitEnded, unsent_copy
+from store.errors import ConnectionLost, StoreError, WaitEnded, unsent_error
 from store.etcd import client as etcd
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Request, Response, waits
@@ -104,7 +104,7 @@ class Client(interface.BlockingStore):
         check_not_forked(self._made_in, self.name)
         with self._starting:
             if self._failed is not None:
-                raise unsent_copy(self._failed)
+                raise unsent_error(self._failed)
             if self._thread is None:
                 self._thread = self._start_thread()
             thread = self._thread

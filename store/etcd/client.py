@@ -24,17 +24,17 @@ from store.errors import (
     StoreTimeoutError,
     StoreUsageError,
     Unsupported,
-    unsent_copy,
+    unsent_error,
 )
 from store.etcd import leases
 from store.etcd.codec import OPERATIONS_MAX, Cluster, Failure, entry_in, events_by_revision, range_of, watch_requests
-from store.etcd.members import DoubtFlag, Members
+from store.etcd.members import MaybeDone, Members
 from store.etcd.reads import Reads
 from store.etcd.receipts import HANG_UP_WITHIN, WriteReceipts
 from store.etcd.watch import Watch
 from store.etcd.writes import WriteAttempts
 from store.interface import DEFAULT_TIMEOUT
-from store.net.absence import warn_if_absent
+from store.net.absence import warn_if_silent
 from store.net.dialing import find_route
 from store.net.process import process_identity
 from store.net.tasks import running_loop
@@ -116,7 +116,7 @@ class Client(interface.Store):
         await self.open()
         within = self._connect_timeout
         try:
-            with warn_if_absent(self.name, lambda: self.members.choice.problem, within=within, ended_by=self._ended_by):
+            with warn_if_silent(self.name, lambda: self.members.choice.problem, within=within, ended_by=self._ended_by):
                 deadline = self.time() + within
                 await self.run_while_usable(lambda: self.members.start(deadline))
             way = await find_route(self.members.hosts, self.members.identity.member_id)
@@ -174,7 +174,7 @@ class Client(interface.Store):
         """Return seconds on the event loop's clock."""
         return asyncio.get_running_loop().time()
 
-    async def run_while_usable(self, work: Callable[[], Awaitable[T]], doubt: DoubtFlag | None = None) -> T:
+    async def run_while_usable(self, work: Callable[[], Awaitable[T]], doubt: MaybeDone | None = None) -> T:
         """Await `work`; if the client fails meanwhile, raise the client's error."""
         self.check_usable()
         with anyio.CancelScope() as scope:
@@ -188,7 +188,7 @@ class Client(interface.Store):
         assert self._failed is not None, "only a failure cancels the scope"
         if isinstance(self._failed, ConnectionLost) and doubt is not None:
             raise type(self._failed)(str(self._failed), maybe_applied=doubt.any)
-        raise unsent_copy(self._failed)
+        raise unsent_error(self._failed)
 
     async def call(self, request: messages.Request[R], *, timeout: float | None = None) -> R:
         """See `Calls.call`."""
@@ -200,7 +200,7 @@ class Client(interface.Store):
             guard, asked = asked.when, asked.request
         if isinstance(asked, messages.KeepAlive | messages.Revoke | messages.TimeToLive):
             leases.check_lease_id(asked.lease)
-        doubt = DoubtFlag()
+        doubt = MaybeDone()
         try:
             response = await self.run_while_usable(lambda: self._dispatch(asked, guard, deadline, doubt), doubt)
         except Failure as failure:
@@ -208,7 +208,7 @@ class Client(interface.Store):
         return cast("R", response)
 
     async def _dispatch(
-        self, request: messages.Request[Any], guard: tuple[messages.Condition, ...], deadline: float, doubt: DoubtFlag
+        self, request: messages.Request[Any], guard: tuple[messages.Condition, ...], deadline: float, doubt: MaybeDone
     ) -> messages.Response:
         match request:
             case messages.Get(key=key):

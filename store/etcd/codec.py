@@ -81,7 +81,7 @@ def prefix_span(prefix: str) -> Span:
     return start or b"\0", _range_end(start)
 
 
-def spans(prefix: str, hidden: str) -> tuple[Span, ...]:
+def key_spans(prefix: str, hidden: str) -> tuple[Span, ...]:
     """Return the keys that start with a prefix, without those that start with `hidden`: this client's receipts."""
     first, last = prefix_span(prefix)
     if not hidden.startswith(prefix):
@@ -138,7 +138,7 @@ def _decode_event(change: pb.Event) -> Event:
     return entry_of(kv).event
 
 
-def guard_read(condition: Condition) -> Fields:
+def condition_read(condition: Condition) -> Fields:
     """Return the read whose result shows if a condition holds."""
     return range_of(condition.key, keys_only=condition.target not in (Target.VALUE, Target.VALUE_IF_ANY))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from store.errors import LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.etcd.codec import Failure, FailureKind, decode_key, prefix_span, range_of
-from store.etcd.members import DoubtFlag
+from store.etcd.members import MaybeDone
 from store.messages import CHOSEN_LEASE_LEAST, Done, Granted, LeaseState, List, Note, NotePage
 from store.records import brief
 
@@ -48,7 +48,7 @@ async def time_to_live(members: Members, lease: int, deadline: float) -> LeaseSt
 
 async def revoke(members: Members, lease: int, deadline: float) -> Done:
     """End a lease."""
-    doubt = DoubtFlag()
+    doubt = MaybeDone()
     try:
         await members.ask("Lease/LeaseRevoke", {"ID": lease}, deadline=deadline, what="Revoke", doubt=doubt)
     except LeaseNotFound:

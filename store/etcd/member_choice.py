@@ -20,7 +20,7 @@ PAUSE_MOST = 5.0  # seconds; the longest pause if the cluster is silent or witho
 PAUSE_MOST_UNREACHED = 1.0  # seconds; the longest pause if no member can be reached
 
 
-def pause_after_failures(failures: int, most: float = PAUSE_MOST) -> float:
+def max_retry_pause(failures: int, most: float = PAUSE_MOST) -> float:
     """Return the longest pause, in seconds, after this many failed attempts."""
     return min(PAUSE_FIRST * PAUSE_GROWTH ** min(failures, 16), most)
 
@@ -76,7 +76,7 @@ class MemberChoice:
         self.misses += 1
         burden = failure.silent or failure.trouble is not FailureKind.UNDONE or "no leader" in str(failure)
         most = PAUSE_MOST if burden else PAUSE_MOST_UNREACHED
-        longest = pause_after_failures(max(self.misses - len(self._members), 0), most)
+        longest = max_retry_pause(max(self.misses - len(self._members), 0), most)
         self.try_at = now + self._rng.uniform(longest / 2, longest)
 
     def note_answer(self, place: int) -> None:
@@ -94,7 +94,7 @@ class MemberChoice:
 
     def pause_before_retry(self, failures: int) -> float:
         """Return a random pause before another attempt at a request; 0 if `failures` is 0."""
-        return self._rng.uniform(0, pause_after_failures(failures)) if failures > 0 else 0.0
+        return self._rng.uniform(0, max_retry_pause(failures)) if failures > 0 else 0.0
 
 
 class ClusterIdentity:

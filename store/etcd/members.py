@@ -24,10 +24,10 @@ from store.etcd.codec import Failure, FailureKind
 from store.etcd.login import Login
 from store.etcd.member_choice import ClusterIdentity, MemberChoice
 from store.etcd.rpc.connection import Connection, channel_credentials
-from store.etcd.rpc.diagnosis import diagnose
+from store.etcd.rpc.diagnosis import explain_outage
 from store.net.absence import OutageLog
 from store.net.certificates import ClientContext
-from store.net.dialing import renewed_tls
+from store.net.dialing import reload_tls
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ AT_ONCE = 64  # concurrent requests besides renewals: etcd may allow only 100 st
 RENEWING_AT_ONCE = 16  # concurrent renewals of leases, which do not queue with other requests
 
 
-class DoubtFlag:
+class MaybeDone:
     """The doubt about a request: `any` is True if an unanswered attempt may have been carried out."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class Members:
         *,
         deadline: float = math.inf,
         what: str = "",
-        doubt: DoubtFlag | None = None,
+        doubt: MaybeDone | None = None,
     ) -> Any:
         """Repeat a request until a member answers, or until `deadline` on the loop's clock; errors call it `what`.
 
@@ -215,7 +215,7 @@ class Members:
         attempt: Callable[[Connection, str | None, float], Awaitable[T]],
         deadline: float,
         what: str,
-        doubt: DoubtFlag | None,
+        doubt: MaybeDone | None,
         *,
         share: float = 1.0,
     ) -> T:
@@ -263,7 +263,7 @@ class Members:
         if seconds:
             await anyio.sleep(seconds)
 
-    def timeout_error(self, what: str, doubt: DoubtFlag | None, told: str = "") -> StoreError:
+    def timeout_error(self, what: str, doubt: MaybeDone | None, told: str = "") -> StoreError:
         """Return the error of a call that was not answered in time; `told` is a failure that a member reported."""
         maybe = doubt is not None and doubt.any
         reason = told or self.choice.problem
@@ -273,7 +273,7 @@ class Members:
         return kind(message, maybe_applied=maybe)
 
     async def _get_connection(
-        self, deadline: float, share: float, what: str, doubt: DoubtFlag | None, told: str = ""
+        self, deadline: float, share: float, what: str, doubt: MaybeDone | None, told: str = ""
     ) -> Connection:
         current = self._current
         if current is not None:
@@ -291,7 +291,7 @@ class Members:
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False)
         place = self.choice.choose_member()
         target = self._cluster.targets[place]
-        self._tls = await renewed_tls(self._tls, self._renew)
+        self._tls = await reload_tls(self._tls, self._renew)
         credentials = channel_credentials(self._tls) if self._tls is not None else None
         connection = Connection(place, target, credentials=credentials, name=self.name, met=self._check_header)
         try:
@@ -328,7 +328,7 @@ class Members:
     async def _diagnose_member(self, place: int, failure: Failure) -> None:
         """Look for a permanent problem of a member; if all members fail, raise the last one found."""
         host, port = self._cluster.hosts[place]
-        found = await diagnose(host, port, self._tls, name=self.name)
+        found = await explain_outage(host, port, self._tls, name=self.name)
         if isinstance(found, Failure):
             self.choice.problem = str(found)
         elif found is None and self._tls and not isinstance(self._tls, ClientContext) and not failure.silent:

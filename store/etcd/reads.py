@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from store.etcd.codec import Failure, FailureKind, condition_error, entry_in, entry_of, guard_read, range_of, spans
+from store.etcd.codec import (
+    Failure,
+    FailureKind,
+    condition_error,
+    condition_read,
+    entry_in,
+    entry_of,
+    key_spans,
+    range_of,
+)
 from store.messages import Condition, Count, Counted, Entry, Figures, List, Listing
 
 if TYPE_CHECKING:
@@ -38,7 +47,7 @@ class Reads:
         if not guard and len(asked) == 1:
             reply = await self.members.ask("KV/Range", asked[0], deadline=deadline, what="reading")
             return [reply], reply.header.revision
-        requests = [{"request_range": each} for each in (*map(guard_read, guard), *asked)]
+        requests = [{"request_range": each} for each in (*map(condition_read, guard), *asked)]
         reply = await self.members.ask("KV/Txn", {"success": requests}, deadline=deadline, what="reading")
         ranges = [response.response_range for response in reply.responses]
         if not all(one.holds(entry_in(found)) for one, found in zip(guard, ranges, strict=False)):
@@ -83,7 +92,7 @@ class Reads:
     ) -> AsyncIterator[tuple[Entries, int]]:
         """Yield all entries under a prefix, sorted, at one revision, as pages with that revision."""
         revision = 0
-        for first, last in spans(prefix, self.hidden):
+        for first, last in key_spans(prefix, self.hidden):
             after: bytes | None = first
             while after is not None:
                 asked = range_of((after, last), limit=PAGE, keys_only=keys_only)
@@ -109,6 +118,6 @@ class Reads:
 
     async def count(self, request: Count, guard: tuple[Condition, ...], deadline: float) -> Counted:
         """Count the keys that start with a prefix."""
-        asked = [range_of(span, count_only=True) for span in spans(request.prefix, self.hidden)]
+        asked = [range_of(span, count_only=True) for span in key_spans(request.prefix, self.hidden)]
         replies, revision = await self.read(guard, asked, deadline)
         return Counted(count=sum(reply.count for reply in replies), revision=revision)

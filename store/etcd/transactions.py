@@ -20,7 +20,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from store.errors import LimitExceeded, StoreUsageError
-from store.etcd.codec import OPERATIONS_MAX, TOO_MANY, compare, condition_error, entry_in, guard_read, range_of, spans
+from store.etcd.codec import (
+    OPERATIONS_MAX,
+    TOO_MANY,
+    compare,
+    condition_error,
+    condition_read,
+    entry_in,
+    key_spans,
+    range_of,
+)
 from store.etcd.leases import check_lease_id, check_ttls
 from store.messages import (
     Add,
@@ -85,7 +94,7 @@ class Write:
         """Return the reads, by key, that the write's plan or its answer depends on."""
         needed: dict[str, Fields] = {}
         for condition in (*self.guard, *self.when):
-            look = guard_read(condition)
+            look = condition_read(condition)
             if not look["keys_only"] or condition.key not in needed:
                 needed[condition.key] = look
         for operations in (self.then, self.otherwise):
@@ -130,7 +139,7 @@ def as_write(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
             _check_operations(otherwise)
             return Write(guard=guard, when=when, then=then, otherwise=otherwise)
         case CompareAndSet(key=key, value=value, expected_revision=revision, expected_value=before):
-            expected = _revision_is(key, revision or 0)
+            expected = _revision_condition(key, revision or 0)
             if before is not None:
                 expected = Condition(key=key, target=Target.VALUE, expected=before)
             put = Put(key, value, ttl=request.ttl, lease=request.lease)
@@ -166,7 +175,7 @@ def _surely_writes(operations: Operations) -> bool:
     return any(not isinstance(operation, Get | Create) for operation in operations)
 
 
-def _revision_is(key: str, revision: int) -> Condition:
+def _revision_condition(key: str, revision: int) -> Condition:
     return Condition(key=key, target=Target.MOD_REVISION, expected=revision)
 
 
@@ -178,7 +187,7 @@ def plan_write(write: Write, known: Known | None) -> Plan:
     for condition in write.when:
         entry = known[condition.key] if known is not None else None
         if known is not None and not condition.holds(entry):
-            rests_on.append(_revision_is(condition.key, entry.mod_revision if entry else 0))
+            rests_on.append(_revision_condition(condition.key, entry.mod_revision if entry else 0))
             return _plan_operations(write.otherwise, rests_on, known, succeeded=False)
     rests_on += [_without_value_if_any(condition, known) for condition in write.when]
     return _plan_operations(write.then, rests_on, known, succeeded=True)
@@ -221,7 +230,7 @@ def _plan_operations(asked: Operations, rests_on: list[Condition], known: Known 
         if entry is None:  # only a new key gets the operation's lease
             check_lease_id(operation.lease)
         operations.append(Put(key, value, lease=entry.lease if entry else operation.lease))
-        rests_on.append(_revision_is(key, entry.mod_revision if entry else 0))
+        rests_on.append(_revision_condition(key, entry.mod_revision if entry else 0))
     return Plan(
         operations=tuple(operations),
         rests_on=tuple(rests_on),
@@ -249,7 +258,7 @@ def fence(receipt: Receipt, needed: Iterable[Fields]) -> Fields:
 def _with_receipt(body: Fields, receipt: Receipt, says: bytes) -> Fields:
     put = {"key": receipt.key.encode(), "value": says, "lease": receipt.lease}
     return {
-        "compare": [compare(_revision_is(receipt.key, receipt.revision)), *body["compare"]],
+        "compare": [compare(_revision_condition(receipt.key, receipt.revision)), *body["compare"]],
         "success": [{"request_put": put}, *body["success"]],
         "failure": [{"request_range": range_of(receipt.key)}, *body["failure"]],
     }
@@ -270,7 +279,7 @@ def _operation_requests(operation: Operation | DeletePrefix, hidden: str) -> lis
         case Delete(key=key):
             return [{"request_delete_range": range_of(key)}]
         case DeletePrefix(prefix=prefix):
-            return [{"request_delete_range": range_of(span)} for span in spans(prefix, hidden)]
+            return [{"request_delete_range": range_of(span)} for span in key_spans(prefix, hidden)]
         case _:
             raise AssertionError("it has been decided what these come to")
 

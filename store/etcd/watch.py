@@ -14,7 +14,7 @@ import anyio
 
 from store import interface, messages
 from store.errors import StoreUsageError, WatchCompacted
-from store.etcd.codec import Failure, FailureKind, events_by_revision, prefix_span, range_of, spans, watch_requests
+from store.etcd.codec import Failure, FailureKind, events_by_revision, key_spans, prefix_span, range_of, watch_requests
 from store.interface import NOT_OPEN
 from store.messages import Count, Event
 
@@ -160,7 +160,7 @@ class Watch(interface.Watch):
         request, _ = self._cursor.opening_request()
         asked = [
             range_of(span, min_mod_revision=request.start_revision, limit=1, keys_only=True)
-            for span in spans(self._prefix, self._reads.hidden)
+            for span in key_spans(self._prefix, self._reads.hidden)
         ]
         replies, revision = await self._reads.read((), asked, deadline)
         if any(reply.kvs for reply in replies) or sum(reply.count for reply in replies) != self._population:

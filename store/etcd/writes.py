@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from store.etcd.codec import Fields
-    from store.etcd.members import DoubtFlag
+    from store.etcd.members import MaybeDone
     from store.etcd.reads import Reads
     from store.etcd.receipts import WriteReceipts
     from store.etcd.transactions import Known, Operations, Plan, Receipt
@@ -42,7 +42,7 @@ class WriteAttempts:
         request: Request[Any],
         guard: tuple[Condition, ...],
         deadline: float,
-        doubt: DoubtFlag,
+        doubt: MaybeDone,
     ) -> None:
         self._reads, self._receipts = reads, receipts
         self._members, self._hidden = reads.members, reads.hidden
@@ -116,7 +116,7 @@ class WriteAttempts:
         needed = plan.leases | {receipt.lease}
         try:
             await self._grant_leases(needed - plan.assumed)
-            reply = await self._ask_members("KV/Txn", body)
+            reply = await self._send_to_members("KV/Txn", body)
         except NoSpace:
             if doubt.any or not plan.only_deletes:
                 raise
@@ -150,7 +150,7 @@ class WriteAttempts:
         self._note_entries(reply.responses[1:], reply.header.revision)
         return None
 
-    async def _ask_members(self, method: str, fields: Fields | Callable[[], Fields]) -> Any:
+    async def _send_to_members(self, method: str, fields: Fields | Callable[[], Fields]) -> Any:
         return await self._members.ask(method, fields, deadline=self._deadline, what="writing", doubt=self._doubt)
 
     def _note_entries(self, responses: Sequence[pb.ResponseOp], revision: int) -> None:
@@ -171,7 +171,7 @@ class WriteAttempts:
 
     async def _recover_result(self, plan: Plan, revision: int) -> TransactionResult:
         try:
-            reply = await self._ask_members("KV/Txn", recovery_reads(plan, revision, hidden=self._hidden))
+            reply = await self._send_to_members("KV/Txn", recovery_reads(plan, revision, hidden=self._hidden))
         except Failure:  # the revision is compacted: the write was done, but its result is unknown
             raise self._unknown_outcome_error() from None
         return result_of(plan, reply.responses, revision, hidden=self._hidden)
@@ -190,7 +190,7 @@ class WriteAttempts:
                 raise ConnectionLost(f"an answer by {self._members.name} was lost", maybe_applied=True)
             return fields
 
-        reply = await self._ask_members(method, fields_if_certain)
+        reply = await self._send_to_members(method, fields_if_certain)
         if method == "KV/DeleteRange":
             responses = [pb.ResponseOp(response_delete_range=reply)]
         elif reply.succeeded:

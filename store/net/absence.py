@@ -24,13 +24,13 @@ _waiting: defaultdict[str, list[object]] = defaultdict(list)  # by name of the s
 
 
 @contextlib.contextmanager
-def warn_if_absent(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> Iterator[None]:
+def warn_if_silent(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> Iterator[None]:
     """While the block runs, log at WARNING that a store has not answered; `ended_by` names the limit of the wait."""
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
     me, waiting = object(), _waiting[name]
 
-    def log_absent(waited: float) -> None:
+    def log_store_absent(waited: float) -> None:
         nonlocal timer
         if waited and waiting[0] is me:
             what, so_far, rest = problem() or "nobody has answered", in_words(waited), in_words(within - waited)
@@ -38,10 +38,10 @@ def warn_if_absent(name: str, problem: Callable[[], str], *, within: float, ende
             _log_in_thread(log, logging.WARNING, text, name, so_far, what, ended_by, rest)
         at = next((moment for moment in FIRST if moment > waited), 2 * waited)
         if at < within:
-            timer = loop.call_later(at - waited, log_absent, at)
+            timer = loop.call_later(at - waited, log_store_absent, at)
 
     waiting.append(me)
-    log_absent(0.0)
+    log_store_absent(0.0)
     try:
         yield
     finally:

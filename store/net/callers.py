@@ -13,7 +13,7 @@ _served: dict[int, tuple[str, asyncio.AbstractEventLoop, str]] = {}
 """The stores that loops of this process serve, by port, with their ids."""
 
 
-def register_served(host: str, port: int, store_id: str) -> None:
+def register_served_store(host: str, port: int, store_id: str) -> None:
     """Note that the running loop serves a store at this address."""
     _served[port] = host, asyncio.get_running_loop(), store_id
 
@@ -23,7 +23,7 @@ def is_served_here(store_id: str | None) -> bool:
     return any(served == store_id for _, _, served in _served.values())
 
 
-def unregister_served(port: int) -> None:
+def unregister_served_store(port: int) -> None:
     """Note that the store on this port is closed."""
     _served.pop(port, None)
 

@@ -18,7 +18,7 @@ from store.errors import AuthenticationError
 from store.limits import is_loopback
 from store.net.racing import Addresses, connect_async
 from store.net.sockets import port_shortage, set_tcp_options
-from store.net.standard_streams import open_before_uvloop
+from store.net.standard_streams import reserve_fds_for_uvloop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -36,7 +36,7 @@ Dial: TypeAlias = "Callable[[Callable[[], asyncio.Protocol]], Awaitable[tuple[as
 Renew: TypeAlias = "Callable[[], ssl.SSLContext | None] | None"  # reads the certificate files again
 
 
-async def renewed_tls(tls: ssl.SSLContext | None, renew: Renew) -> ssl.SSLContext | None:
+async def reload_tls(tls: ssl.SSLContext | None, renew: Renew) -> ssl.SSLContext | None:
     """Return the TLS context for a new connection, from the files as they are now; None without TLS."""
     found = None if renew is None else await anyio.to_thread.run_sync(renew, abandon_on_cancel=True)
     return tls and (found or tls)
@@ -56,8 +56,8 @@ class TcpDialer:
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         """See `Dial`."""
         loop = asyncio.get_running_loop()
-        open_before_uvloop(loop)
-        context = await renewed_tls(self.tls, self.renew)
+        reserve_fds_for_uvloop(loop)
+        context = await reload_tls(self.tls, self.renew)
         await self.choose_addresses(context)
         try:
             # Do not await between getting the socket and passing it on: a cancellation there would leak it.

@@ -62,7 +62,7 @@ class Addresses:
             self._look_up(socket.AI_NUMERICHOST)
         self.literal: bool = bool(self._resolved)
 
-    def use_small_packets(self, small: bool) -> None:
+    def set_small_packets(self, small: bool) -> None:
         """Choose whether both ends of later connections send only small packets."""
         self._small_packets = small
         if small and not self._said:

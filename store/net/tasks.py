@@ -61,7 +61,7 @@ async def run_together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     return tuple(task.result() for task in tasks)
 
 
-async def run_to_end(work: Coroutine[Any, Any, T], *, within: float | None = None) -> T | None:
+async def run_shielded(work: Coroutine[Any, Any, T], *, within: float | None = None) -> T | None:
     """Run work in its own task to its end, even if the caller is cancelled; return its result.
 
     After `within` seconds, return None; the work goes on.

@@ -21,7 +21,7 @@ from store.errors import (
     StoreError,
     StoreReplaced,
     StoreTimeoutError,
-    unsent_copy,
+    unsent_error,
 )
 from store.limits import Limits
 from store.messages import ERRORS, Failed, FailureKind, Grant, Granted, Listing, ListingPart, Response, Revoke, mutates
@@ -173,7 +173,7 @@ class InFlight:
         else:
             self.waiter.set_result(outcome)
 
-    def revocation(self, response: Response) -> Revoke | None:
+    def needed_revocation(self, response: Response) -> Revoke | None:
         """Return the request that revokes the lease of an abandoned grant, as no caller knows this lease; else None."""
         if self.abandoned and isinstance(self.request, Grant) and isinstance(response, Granted):
             return Revoke(lease=response.lease)
@@ -181,7 +181,7 @@ class InFlight:
 
     def error_for_request(self, error: StoreError) -> StoreError:
         """Return a copy of the client's error for this request, with the request's own `maybe_applied`."""
-        mine = unsent_copy(error)
+        mine = unsent_error(error)
         if isinstance(error, ConnectionLost | ProtocolError | AuthenticationError):
             mine.maybe_applied = self.maybe_applied
         return mine
@@ -227,7 +227,7 @@ class ClientConnection:
         self._greeting = self._hello = self.welcomed = None
 
     def end_connection(self) -> None:
-        """End the connection; forget abandoned requests, except grants, whose leases `revocation` revokes."""
+        """End the connection; forget abandoned requests, except grants, whose leases `needed_revocation` revokes."""
         self.welcomed = None
         for item in tuple(self.in_flight.values()):
             item.parts.clear()  # a repeated request gets all parts again
@@ -239,7 +239,7 @@ class ClientConnection:
         """True if the server has sent anything on this connection."""
         return self._greeting is not None
 
-    def may_reconnect_after(self, error: StoreError) -> bool:
+    def is_error_retryable(self, error: StoreError) -> bool:
         """Return True if another attempt may succeed: the server was full, or a proxy may have answered instead."""
         in_place_of_it = self.store_id is not None and self.welcomed is None
         return isinstance(error, LimitExceeded) or (in_place_of_it and not isinstance(error, StoreReplaced))
@@ -398,7 +398,7 @@ class ClientConnection:
 
     @property
     def abandoned_grants(self) -> list[InFlight]:
-        """The unanswered grants that no caller waits for: see `InFlight.revocation`."""
+        """The unanswered grants that no caller waits for: see `InFlight.needed_revocation`."""
         return [item for item in self.in_flight.values() if item.abandoned and isinstance(item.request, Grant)]
 
     def abandon_request(self, item: InFlight) -> None:

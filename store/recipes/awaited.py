@@ -101,7 +101,7 @@ def _check_argument(is_right: bool, name: str, what: str, value: object, wanted:
         raise StoreUsageError(f"the {what} of {brief(name)} is {brief(value)}; give {wanted}")
 
 
-def _unchanged_condition(entry: Entry) -> Condition:
+def _still_exists_condition(entry: Entry) -> Condition:
     return when.create_revision(entry.key) == entry.create_revision
 
 
@@ -216,7 +216,7 @@ async def _join_queue_and_wait(ask: _TimedRequests, kind: str, lease: LeaseLike,
             return held
         ask.note_held_by_other()
         # Wait for the last place ahead only, so that each place that ends wakes one waiter.
-        await ask.wait_for_change([held.fence, _unchanged_condition(in_the_way[-1])])
+        await ask.wait_for_change([held.fence, _still_exists_condition(in_the_way[-1])])
 
 
 async def _first_in_line(ask: _TimedRequests) -> Entry | None:
@@ -230,7 +230,7 @@ async def _first_in_line(ask: _TimedRequests) -> Entry | None:
 
 async def _wait_for_new_leader(ask: _TimedRequests, known: Entry | None) -> Entry | None:
     if known is not None:
-        await ask.wait_for_change([_unchanged_condition(known)])
+        await ask.wait_for_change([_still_exists_condition(known)])
         return await _first_in_line(ask)
     while True:
         # The next leader's key is unknown, so wait until a candidate writes the bell.

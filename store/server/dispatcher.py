@@ -13,10 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from store.engine.applied import Answer, Delivery, WatchLost
+from store.engine.applied import Answer, EventBatch, WatchLost
 from store.messages import Event, Failed, FailureKind, Found, Listing, ListingPart
 from store.protocol import wire
-from store.server.outbox import PIECE_BYTES, Chunks, SharedFrame, frame_memory
+from store.server.outbox import PIECE_BYTES, SharedChunks, SharedFrame, frame_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ class Dispatcher:
         self._later: OrderedDict[Peer, None] = OrderedDict()  # peers to write to in later passes
         self._queued_in = self.dirty  # where peers with new frames go: `dirty`, or `_later` during `run_turn`
         self._holding: dict[Peer, None] = {}  # peers with frames that wait for the disk
-        self._shared = WeakValueDictionary[Any, Chunks]()  # encoded events and answers, by content
+        self._shared = WeakValueDictionary[Any, SharedChunks]()  # encoded events and answers, by content
 
     @property
     def is_overloaded(self) -> bool:
@@ -81,7 +81,7 @@ class Dispatcher:
         self._owed.pop(peer.id, None)
         self._holding.pop(peer, None)
 
-    def deliver(self, deliveries: tuple[Delivery | Answer | WatchLost, ...], *, opening: bool = False) -> None:
+    def deliver(self, deliveries: tuple[EventBatch | Answer | WatchLost, ...], *, opening: bool = False) -> None:
         """Queue the notifications of a change."""
         number = self._durability.pending_commits.appended  # notifications wait until this step is durable
         answers: dict[int, list[Answer]] = {}
@@ -91,14 +91,14 @@ class Dispatcher:
         self._queue_notifications(answers, partial(self._queue_answer, number))
         for delivery in deliveries:
             match delivery:
-                case Delivery(watches=watches, events=events):
+                case EventBatch(watches=watches, events=events):
                     encoded = self._encode_events(events)
                     if opening:  # no limit: each step of opening a watch awaits a nearly empty outbox
                         for peer_id, watch_ids in watches.items():
                             for watch_id in watch_ids:
                                 self.send(self._peers.by_id[peer_id], _events_frame(watch_id, encoded))
                     else:
-                        self._queue_notifications(watches, partial(self._push, number, encoded, events))
+                        self._queue_notifications(watches, partial(self._queue_events, number, encoded, events))
                 case WatchLost(watcher=(peer_id, watch_id), revision=revision):
                     self.send(self._peers.by_id[peer_id], wire.encode_lagged(watch_id, revision))
         if not self._announcements:
@@ -208,19 +208,21 @@ class Dispatcher:
         places = tuple([entry and (entry.key, entry.mod_revision) for entry in entries])
         content = self._durability.engine, type(response), getattr(response, "revision", 0), places
         if (shared := self._shared.get(content)) is None:
-            shared = self._shared[content] = Chunks(wire.encode_in_chunks(response))
+            shared = self._shared[content] = SharedChunks(wire.encode_in_chunks(response))
         return SharedFrame(wire.response_head(request_id, shared.size), shared)
 
-    def _encode_events(self, events: tuple[Event, ...]) -> bytes | Chunks:
+    def _encode_events(self, events: tuple[Event, ...]) -> bytes | SharedChunks:
         if sum([len(event.value) for event in events]) < SHARED_BYTES:
             encoded = wire.encode_events(events)
-            return encoded if len(encoded) < SHARED_BYTES else Chunks((encoded,))
+            return encoded if len(encoded) < SHARED_BYTES else SharedChunks((encoded,))
         content = self._durability.engine, tuple([(event.kind, event.key, event.revision) for event in events])
         if (shared := self._shared.get(content)) is None:
-            shared = self._shared[content] = Chunks(wire.encode_in_chunks(events))
+            shared = self._shared[content] = SharedChunks(wire.encode_in_chunks(events))
         return shared
 
-    def _push(self, number: int, encoded: bytes | Chunks, events: tuple[Event, ...], peer: Peer, watch_id: int) -> None:
+    def _queue_events(
+        self, number: int, encoded: bytes | SharedChunks, events: tuple[Event, ...], peer: Peer, watch_id: int
+    ) -> None:
         if (peer.id, watch_id) in self._ended:
             return
         most = self._outbox_bytes_max
@@ -242,7 +244,7 @@ class Dispatcher:
         self._send_pending_notifications(peer)
         self._queue_frame(peer, frame, self._durability.pending_commits.appended if number is None else number)
 
-    def send_only_answer(self, peer: Peer, frame: Frame, number: int) -> None:
+    def send_single_answer(self, peer: Peer, frame: Frame, number: int) -> None:
         """Write the only answer of a batch at once, unless it is large, or must wait for the disk or other frames."""
         if (
             peer.outbox.bytes
@@ -281,7 +283,7 @@ class Dispatcher:
         while self.dirty:
             self.write_later(self.dirty.popitem(last=False)[0])
 
-    def release_durable(self, number: int) -> None:
+    def release_durable_frames(self, number: int) -> None:
         """Send the frames that waited for step `number`, now on disk, and resume reading from their peers."""
         waiting = list(self._holding)
         few = len(waiting) <= AT_ONCE
@@ -303,7 +305,7 @@ def _flush_peer(peer: Peer) -> int:
     return peer.bytes_out - before
 
 
-def _events_frame(watch_id: int, encoded: bytes | Chunks) -> Frame:
+def _events_frame(watch_id: int, encoded: bytes | SharedChunks) -> Frame:
     if isinstance(encoded, bytes):
         return wire.events_head(watch_id, len(encoded)) + encoded
     return SharedFrame(wire.events_head(watch_id, encoded.size), encoded)

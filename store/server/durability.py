@@ -167,9 +167,9 @@ class Durability:
             log.warning("store %s takes only deletes: %s", engine.store_id, why)
         while journal.only_deletes:
             state.why_only_deletes, state.writable_bytes = why, 0
-            state.steering_bytes = await self.in_thread(journal.coordination_rate_limit)
+            state.steering_bytes = await self.in_thread(journal.coordination_byte_rate)
             await anyio.sleep(TRY_AGAIN_AFTER)
-            await self.in_thread(journal.accepts_writes)
+            await self.in_thread(journal.try_to_accept_writes)
         log.warning("store %s can write again", engine.store_id)
         while (room := await self.in_thread(journal.write_bytes_max)) < self._limits.frame_bytes_max:
             state.writable_bytes = room

@@ -64,7 +64,7 @@ class Handshakes:
                 table.refused += 1
             else:
                 what = "store %s refuses connections, from %s on: %s"
-                table.count_refusal(what, engine.store_id, peer.name, refusal)
+                table.log_refusal(what, engine.store_id, peer.name, refusal)
             self._refuses = True
             peer.refuse(Rejection("limit", refusal))
             return

@@ -16,7 +16,7 @@ When a write fails, the group is rolled back; then the error decides:
 - After other errors, the journal stops, and the server returns to the disk's state (`durability`).
 
 `Reserve` keeps room for deletes on a full disk (`RESERVE_BYTES`), and for a few writes of keys that coordinate a run
-(`coordination_rate_limit`). A group is committed if SQLite's log can be emptied after it (`_check_disk_room`).
+(`coordination_byte_rate`). A group is committed if SQLite's log can be emptied after it (`_check_disk_room`).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Journal:
         try:
             with explaining_errors(self._path):
                 if not self._path.exists():
-                    self._mark.refuse_if_marked(self._path)
+                    self._mark.refuse_if_database_lost(self._path)
                     create_store(self._path, new_id)
                 warn_if_open_to_others(self._directory)
                 try:
@@ -191,12 +191,12 @@ class Journal:
                 return False
             was_full, self.only_deletes = self.only_deletes, True
             self._checkpoint_wal()
-            taken = self._probe() or (self._free_reserve([]) and self._probe())
+            taken = self._probe_disk() or (self._try_to_free_reserve([]) and self._probe_disk())
             if taken and not was_full:
-                self.accepts_writes()
+                self.try_to_accept_writes()
             return taken
 
-    def accepts_writes(self) -> bool:
+    def try_to_accept_writes(self) -> bool:
         """Return whether other writes than deletes are possible."""
         least = max(RESERVE_BYTES, self._grows + DELETES_BYTES)
         if self.only_deletes and self._reserve.allocate(least + MARGIN_BYTES):
@@ -208,12 +208,12 @@ class Journal:
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
-    def coordination_rate_limit(self) -> int:
+    def coordination_byte_rate(self) -> int:
         """Return how many bytes per second may go to keys that coordinate a run, while `only_deletes`."""
         room = free_bytes(self._directory) + self._reserve.bytes - self._grows - DELETES_BYTES * 5 // 8
         return max(room, 0) // 4
 
-    def _probe(self) -> bool:
+    def _probe_disk(self) -> bool:
         assert self._database is not None, "it has been written to before"
         try:
             self._database.execute("BEGIN IMMEDIATE")
@@ -291,7 +291,7 @@ class Journal:
         try:
             self._commit_with_remedies(group)
         except (RowsRefused, sqlite3.OperationalError) as why:
-            if not isinstance(why, RowsRefused) and not _has_error_code(why, *_WITHOUT_ITS_END):
+            if not isinstance(why, RowsRefused) and not _has_sqlite_code(why, *_WITHOUT_ITS_END):
                 raise
             if half := len(group) // 2:
                 self._write_group(group[:half], last - len(group) + half, on_durable)
@@ -306,24 +306,24 @@ class Journal:
 
     def _commit_with_remedies(self, group: list[ChangeSet]) -> None:
         said = False
-        remedies = iter((self._checkpoint_wal, partial(self._free_reserve, group)))
+        remedies = iter((self._checkpoint_wal, partial(self._try_to_free_reserve, group)))
         while True:
             try:
                 self._commit(group)
             except sqlite3.OperationalError as error:
                 self._roll_back()
-                if _has_error_code(error, sqlite3.SQLITE_BUSY) and not self._stopping:
+                if _has_sqlite_code(error, sqlite3.SQLITE_BUSY) and not self._stopping:
                     if not said:
                         said = True
                         log.warning("%s waits: another process holds SQLite's lock on it", self._path)
-                elif not _has_error_code(error, *_WITHOUT_ITS_END) or not any(remedy() for remedy in remedies):
+                elif not _has_sqlite_code(error, *_WITHOUT_ITS_END) or not any(remedy() for remedy in remedies):
                     raise
             else:
                 return
 
     def _note_failure(self, error: Exception) -> None:
         self._roll_back()
-        self.only_deletes = _has_error_code(error, *_WITHOUT_ITS_END)
+        self.only_deletes = _has_sqlite_code(error, *_WITHOUT_ITS_END)
         if isinstance(error, sqlite3.Error):
             # An error without a code is one of Python's `sqlite3`: the group may be on disk or not.
             code = getattr(error, "sqlite_errorcode", None)
@@ -376,12 +376,12 @@ class Journal:
 
     def _check_disk_room(self, beside: int) -> None:
         """Raise SQLITE_FULL if the disk lacks room to empty the log, and for `beside` bytes more."""
-        if not self._reserve.allocate(self._measure_growth() + beside):
+        if not self._reserve.allocate(self._predict_growth() + beside):
             error = sqlite3.OperationalError("database or disk is full")
             error.sqlite_errorcode = sqlite3.SQLITE_FULL
             raise error
 
-    def _measure_growth(self) -> int:
+    def _predict_growth(self) -> int:
         """Return by how many bytes the log, with the current transaction, will enlarge the database."""
         assert self._database is not None, "the writer runs on an open file"
         (pages,) = self._database.execute("PRAGMA page_count").fetchone()
@@ -406,10 +406,10 @@ class Journal:
             self._reserve.free()  # the database may need the reserve to grow
         return False
 
-    def _free_reserve(self, group: list[ChangeSet]) -> bool:
+    def _try_to_free_reserve(self, group: list[ChangeSet]) -> bool:
         may = self._may_use_reserve(group)
         if may:
-            self._reserve.free()  # the database may grow into this space; `accepts_writes` reserves it anew
+            self._reserve.free()  # the database may grow into this space; `try_to_accept_writes` reserves it anew
         return may
 
     def _may_use_reserve(self, group: list[ChangeSet]) -> bool:
@@ -420,7 +420,7 @@ class Journal:
         try:
             (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
             (pages,) = self._database.execute("PRAGMA page_count").fetchone()
-            self._measure_growth()
+            self._predict_growth()
             spare = free - (0 if self.short_of_room else max(FREE_PAGES_KEPT, pages // 4))
             anew = spare > 0 and pages - free <= PAGES_WRITTEN_ANEW and not self.short_of_room
             if anew:
@@ -432,7 +432,7 @@ class Journal:
             if (self.short_of_room and full) or (not self._untidy and (spare > 0 or full)):
                 self._database.execute("PRAGMA busy_timeout=0")  # waiting for a reader would delay the next group
                 self._checkpoint_wal()
-                self._measure_growth()
+                self._predict_growth()
         except (sqlite3.Error, OSError) as error:  # retried after the next write, or in 1 s if `short_of_room`
             log.debug("%s could not be made smaller: %s", self._path, error)
             self._untidy = False
@@ -440,7 +440,7 @@ class Journal:
             self._database.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
 
 
-def _has_error_code(error: Exception, *codes: int) -> bool:
+def _has_sqlite_code(error: Exception, *codes: int) -> bool:
     """Return True if an error has one of these codes, or an extended code of one."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and (code in codes or code & 0xFF in codes)

@@ -65,7 +65,7 @@ class LimitWarnings:
 
 
 def _largest_group_text(limit: str, groups: Groups) -> str:
-    most = groups.largest(by_keys=limit == "keys_max") if limit in ("keys_max", "stored_bytes_max") else None
+    most = groups.largest_group(by_keys=limit == "keys_max") if limit in ("keys_max", "stored_bytes_max") else None
     if most is None:
         return ""
     return f"; of all groups of keys, {most.name[:200]!r} holds {most.keys} keys and {most.bytes} bytes, which is most"

@@ -25,7 +25,7 @@ def frame_memory(size: int) -> int:
     return size + (size >> 2) + 64
 
 
-class Chunks:
+class SharedChunks:
     """Bytes, in chunks, that several outboxes share."""
 
     __slots__ = ("__weakref__", "chunks", "holders", "size")
@@ -41,7 +41,7 @@ class SharedFrame:
 
     __slots__ = ("_head", "_rest")
 
-    def __init__(self, head: bytes, rest: Chunks) -> None:
+    def __init__(self, head: bytes, rest: SharedChunks) -> None:
         self._head, self._rest = head, rest
 
     def __len__(self) -> int:

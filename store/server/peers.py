@@ -30,7 +30,7 @@ class Peers:
     def disconnect_peer(self, peer: Peer, rejection: Rejection) -> None:
         """Send a rejection to a peer, and disconnect it."""
         if not peer.gone:
-            self.table.count_refusal("%s is disconnected: %s", peer.name, rejection.message)
+            self.table.log_refusal("%s is disconnected: %s", peer.name, rejection.message)
             peer.refuse(rejection)
 
     def abort(self) -> None:
@@ -61,7 +61,7 @@ class Peers:
             slowest = max(self._connected_peers, key=lambda peer: peer.outbox.bytes, default=None)
             if slowest is None:
                 return
-            self.table.count_refusal(
+            self.table.log_refusal(
                 "%s is disconnected: %d bytes wait in all outboxes, and memory_bytes_max is %d; it reads slowest, and "
                 "%d of them are its",
                 *(slowest.name, self.outboxes.bytes, self._limits.memory_bytes_max, slowest.outbox.bytes),
@@ -75,7 +75,7 @@ class Peers:
             return
         peer = None if snapshots.oldest is None else self.by_id.get(snapshots.oldest.reader)
         if peer is not None and not peer.gone:
-            self.table.count_refusal(
+            self.table.log_refusal(
                 "%s is disconnected: %d bytes are kept for unread listings, its the oldest",
                 peer.name,
                 snapshots.held_bytes,

@@ -232,7 +232,7 @@ class RequestScheduler:
             self.dispatcher.run_turn(TURN)
             self._turns.spent = self.stopwatch() - began
             if not self._durability.is_overloaded:
-                self._resume_slowed()
+                self._resume_slowed_peers()
         self.dispatcher.flush()
         while not self._is_busy and (peer := self._turns.next()) is not None:
             self._continue_requests(peer)
@@ -245,7 +245,7 @@ class RequestScheduler:
     async def wait_for_first_turns(self) -> None:
         """Wait until all peers that now wait for their first turn have had it."""
         came = self._turns.came
-        while self._turns.has_unserved(came):
+        while self._turns.has_unserved_peers(came):
             await anyio.lowlevel.checkpoint()  # each pass of the loop gives some peers a turn
 
     def seconds_waiting_by_peer(self, now: float) -> dict[int, float]:
@@ -270,7 +270,7 @@ class RequestScheduler:
         if response is not None:
             frame = self.dispatcher.encode(request_id, response)
             if alone:
-                self.dispatcher.send_only_answer(peer, frame, number)
+                self.dispatcher.send_single_answer(peer, frame, number)
             else:
                 self.dispatcher.send(peer, frame, number=number)
         if deliveries or engine.has_chores:
@@ -294,12 +294,12 @@ class RequestScheduler:
 
     def note_durable(self, number: int) -> None:
         """Send the frames that waited for step `number`, now on disk, and resume reading from paused peers."""
-        self.dispatcher.release_durable(number)
-        self._resume_slowed()
+        self.dispatcher.release_durable_frames(number)
+        self._resume_slowed_peers()
         if self._for_disk:
             self._schedule_pass()
 
-    def _resume_slowed(self) -> None:
+    def _resume_slowed_peers(self) -> None:
         slowed, self._slowed = self._slowed, {}
         for peer in slowed:
             peer.resume_requests()

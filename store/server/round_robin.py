@@ -56,7 +56,7 @@ class RoundRobin(Generic[P]):
             self.came += 1
             self._fresh[who] = self.came
 
-    def has_unserved(self, came: int) -> bool:
+    def has_unserved_peers(self, came: int) -> bool:
         """Return whether one of the first `came` queued peers still waits for its first turn."""
         return bool(self._fresh) and next(iter(self._fresh.values())) <= came
 

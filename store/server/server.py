@@ -19,10 +19,10 @@ import anyio.to_thread
 from store.engine.engine import Engine
 from store.errors import OfThisProcess, StoreUsageError
 from store.net.address import Address, host_and_port, token_bytes
-from store.net.callers import register_served, unregister_served
+from store.net.callers import register_served_store, unregister_served_store
 from store.net.process import process_identity
 from store.net.sockets import close_in_children, files_needed, is_ctrl_c, listen_on, raised_file_limit, unregister
-from store.net.standard_streams import open_before_uvloop
+from store.net.standard_streams import reserve_fds_for_uvloop
 from store.net.tasks import cancel_and_wait, running_loop
 from store.net.threads import in_thread
 from store.protocol import wire
@@ -97,7 +97,7 @@ class Server(OfThisProcess):
             on_durable=lambda number: self._scheduler.note_durable(number),  # noqa: PLW0108 - made below
             on_restored=self._include_connection_memory,
             close_all=lambda: self._peers.abort(),  # noqa: PLW0108 - made below
-            ended=self._handle_timer_end,
+            ended=self._stop_if_task_failed,
         )
         self._peers = Peers(engine.limits, self._durability, self.table)
         self._handshakes = Handshakes(self._peers, token=token, clock=clock)
@@ -168,7 +168,7 @@ class Server(OfThisProcess):
         self.end_when_alone.open(asyncio.get_running_loop())
         self._durability.start()
         self._timer = asyncio.create_task(self._run_timer(), name=f"timer of store {self.store_id}")
-        self._timer.add_done_callback(self._handle_timer_end)
+        self._timer.add_done_callback(self._stop_if_task_failed)
 
     async def _run_timer(self) -> None:
         warn_at = drop_at = self._clock()
@@ -176,7 +176,7 @@ class Server(OfThisProcess):
             due_in = self._engine.state.leases.seconds_to_next_expiry() if self._may_expire_leases() else None
             await anyio.sleep(LOOK_EVERY if due_in is None else min(max(due_in, LOOK_LEAST), LOOK_EVERY))
             now = self._clock()
-            if self._engine.advance_leases(now=now):
+            if self._engine.advance_lease_clock(now=now):
                 await self._expire_leases()
             self._peers.close_slowest_readers()  # new keys may have used the memory left for outboxes
             self._peers.close_oldest_listing_reader()
@@ -234,7 +234,7 @@ class Server(OfThisProcess):
             if self._timer is not None:
                 await cancel_and_wait(self._timer)
 
-    def _handle_timer_end(self, timer: asyncio.Task[None]) -> None:
+    def _stop_if_task_failed(self, timer: asyncio.Task[None]) -> None:
         """Stop serving if a background task failed, because of a defect or unreadable data."""
         if not timer.cancelled() and (error := timer.exception()) is not None:
             log.critical("store %s stops serving: %s", self.store_id, error, exc_info=error)
@@ -325,7 +325,7 @@ async def serve(
     for address in addresses:
         check_exposure(address, token=secret, tls=tls, insecure=insecure)
     loop = running_loop()
-    open_before_uvloop(loop)
+    reserve_fds_for_uvloop(loop)
     async with contextlib.AsyncExitStack() as stack:
         files = stack.enter_context(raised_file_limit())
         journal = None
@@ -372,14 +372,14 @@ async def _accept_clients(
     close_in_children(server, *listening)
     server.host = host
     server.port = listening[0].getsockname()[1]
-    register_served(host, server.port, server.store_id)
+    register_served_store(host, server.port, server.store_id)
     server.start()
     try:
         yield
     finally:
         if made_in is process_identity():  # a forked child leaves the server to its parent
             listener.close()
-            unregister_served(server.port)
+            unregister_served_store(server.port)
             unregister(server)
             if asyncio.get_running_loop() is not loop:  # connections and timers are of a loop that no longer runs
                 raise StoreUsageError("close the server in the event loop that opened it: its clients were not told")

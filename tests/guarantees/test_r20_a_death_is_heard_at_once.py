@@ -16,7 +16,7 @@ from tests.support.faults import FaultyNetwork
 from tests.support.processes import start_python
 from tests.support.runs import VirtualRun, listen
 from tests.support.spoken import Granted
-from tests.support.stores import Peer, connect_in_memory, introduce, process_id_of, serve_in_memory
+from tests.support.stores import Peer, connect_in_memory, introduce, process_identity_of, serve_in_memory
 from tests.support.virtual_time import now
 
 virtual_time = pytest.mark.virtual_time
@@ -94,7 +94,7 @@ async def test_r20_a_killed_process_is_heard_of_after_gone_ttl_once_all_of_its_c
     network = FaultyNetwork(latency=0.001)
     async with serving(network) as (_, watch), member(network, "a"), member(network, "b"), member(network, "c"):
         # the process has other connections, too
-        shared = await introduce(network, source="c", process=process_id_of("c"))
+        shared = await introduce(network, source="c", process=process_identity_of("c"))
         assert isinstance(await shared.answer(*shared.ask(Put("other", b""))), object)
         killed_at = now()
         kill(network, "c")
@@ -107,7 +107,7 @@ async def test_r20_a_killed_process_is_heard_of_after_gone_ttl_once_all_of_its_c
 async def test_r20_one_of_two_connections_closed_is_no_death() -> None:
     network = FaultyNetwork(latency=0.001)
     async with serving(network) as (server, watch):
-        both = process_id_of("a")
+        both = process_identity_of("a")
         keeping, other = [await introduce(network, source="a", process=both) for _ in range(2)]
         await join(keeping, "a")
         closed_at = now()
@@ -182,7 +182,7 @@ async def test_r20_a_connection_closed_by_the_server_is_no_death() -> None:
     """A member that the server disconnects for its bytes has `disconnect_ttl` to come back."""
     network = FaultyNetwork(latency=0.001)
     async with serving(network) as (_, watch):
-        peer = await introduce(network, source="a", process=process_id_of("a"))
+        peer = await introduce(network, source="a", process=process_identity_of("a"))
         await join(peer, "a")
         hung_up_at = now()
         peer.transport.write(b"\xff" * 64)
@@ -194,7 +194,7 @@ async def test_r20_a_connection_closed_by_the_server_is_no_death() -> None:
 async def test_r20_a_lease_without_gone_ttl_and_a_client_of_before_are_judged_by_disconnect_ttl() -> None:
     network = FaultyNetwork(latency=0.001)
     async with serving(network) as (_, watch):
-        for name, process, gone_ttl in (("a", process_id_of("a"), None), ("b", b"", GONE_TTL)):
+        for name, process, gone_ttl in (("a", process_identity_of("a"), None), ("b", b"", GONE_TTL)):
             peer = await introduce(network, source=name, process=process)
             await join(peer, name, gone_ttl=gone_ttl)
             closed_at = now()

@@ -80,7 +80,7 @@ class Led(HandFed):
     def do_publish(self, act: Publish) -> None:
         self.note(f"reports: {explain(act.progress)}")
         facts: Any = {"now": self.now, "at": DAY + self.now, "why": self.view.why, "unbans": act.unbans.values()}
-        self.keep(self.writer.with_incidents(act.progress, self.picture.head.closed, **facts))
+        self.keep(self.writer.history_with_incidents(act.progress, self.picture.head.closed, **facts))
         self.tell(act.progress)
         last = max([self.picture.unbanned_at, *(one.revision for one in act.unbans.values())])
         self.change(unbanned_at=last)
@@ -94,7 +94,7 @@ class Led(HandFed):
             "at": DAY + self.now,
             "arrived": self.view.arrived_at,
         }
-        history = self.writer.with_round(act.number, nodes, lost_store=lost.host if lost else "", **facts)
+        history = self.writer.history_with_round(act.number, nodes, lost_store=lost.host if lost else "", **facts)
         self.complete(act, in_steps=any(one.progress is not None for one in act.members))
         self.keep(history)
         self.began = self.now

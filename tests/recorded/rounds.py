@@ -31,7 +31,7 @@ from rdzv.node.link.followed_runs import FollowedRuns
 from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
 from rdzv.node.run.status import read_history
-from rdzv.testing.machines import FixedPort, process_id_of
+from rdzv.testing.machines import FixedPort, process_identity_of
 from rdzv.testing.timeline import START
 from store import Event, Limits, StoreError
 from store.client.client import Watch
@@ -168,7 +168,7 @@ class Play(VirtualRun):
 
         rng = random.Random(f"client {source}")
         client = RecordedClient(
-            dial, name="store", connect_timeout=connect_timeout, rng=rng, process=process_id_of(source)
+            dial, name="store", connect_timeout=connect_timeout, rng=rng, process=process_identity_of(source)
         )
         client.recorder, client.who = self.recorder, source
         return client
@@ -184,7 +184,7 @@ class Play(VirtualRun):
         self._handlers[source] = handler = Handler(node, open_store=open_store)
         return handler
 
-    async def check_reachability(self, round: Round, rank: int, names_of: Any) -> tuple[str, list[int]]:
+    async def check_reachability(self, round: Round, rank: int, read_names: Any) -> tuple[str, list[int]]:
         """Stand for sockets between the members."""
         there, began = self.reached.setdefault(round.revision, set()), self.recorder.now()
         if (rank, round.host) not in self.unreachable:
@@ -197,7 +197,7 @@ class Play(VirtualRun):
         return (
             (f"rank 0 at {round.host} does not answer", [])
             if rank
-            else (f"{' and '.join(await names_of(missing))} did not come", missing)
+            else (f"{' and '.join(await read_names(missing))} did not come", missing)
         )
 
     async def is_reachable(self, host: str, _: int) -> bool:
@@ -223,13 +223,13 @@ def known(handler: Handler) -> dict[str, Any]:
     told["link"] = link and (link.describe_slowness(), link.hosting_hint)
     told["draining"] = dict(handler.draining())
     for of, names in (
-        (node, "is_connected connected_for joining needs_store has_lost_store is_draining store_loss store_generation"),
+        (node, "is_connected connected_for joining needs_store has_lost_store is_draining store_loss"),
         (node.part, "reason progress known_round times_left_out lapses lapsed_in cut_off unreached"),
         (link, "round_trip reconnect_seconds release_within"),
         (membership, "over lost_ids record_gone expelled"),
     ):
         told |= {name: getattr(of, name) for name in names.split() if of is not None}
-    return told
+    return told | {"next_store_generation": node.next_store_generation}
 
 
 class Actor:
@@ -349,7 +349,7 @@ class Actor:
             while True:
                 await asyncio.sleep(LOOK_EVERY)
                 with contextlib.suppress(StoreError):
-                    run = await runs.refresh_run("job")
+                    run = await runs.follow_and_refresh("job")
                     seen = run.report(), run.page_state(), run.summary(), sorted(runs.changed)
                     recorder.note(QUIET, recorder.changed("followed", seen))
                 runs.changed.clear()

@@ -16,7 +16,7 @@ from unittest import mock
 from store import messages
 from store.disk import rows
 from store.engine.engine import Engine
-from store.engine.keyspace import Chunk
+from store.engine.keyspace import KeyChunk
 from store.engine.processes import DisconnectKind
 from store.messages import Condition, Request, Target
 from tests.recorded.tables import constants, sections, text
@@ -116,7 +116,7 @@ class Book:
     def wait(self, seconds: float, **unheard: float) -> None:
         """Let time pass, and look at the clock."""
         self.now += seconds
-        due = self.engine.advance_leases(now=self.now)
+        due = self.engine.advance_lease_clock(now=self.now)
         self.now += 0.0005 * bool(unheard)  # the sockets are read
         waiting = {int(peer[1:]): since for peer, since in unheard.items()}
         self.write(f"after {seconds:g} {text(waiting)} {due}", None, self.engine.tick(now=self.now, unheard=waiting))
@@ -174,7 +174,7 @@ class Book:
             self.engine.disconnect(peer, now=self.now, how=DisconnectKind.GOODBYE)
         for _ in range(220):
             self.now += 0.29
-            self.engine.advance_leases(now=self.now)
+            self.engine.advance_lease_clock(now=self.now)
             self.engine.tick(now=self.now)
             while self.engine.has_chores:
                 self.engine.do_postponed_work()
@@ -204,7 +204,7 @@ def steps_of(small: dict[str, float]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, value in small.items():
             stack.enter_context(mock.patch(name, value))
-        stack.enter_context(mock.patch.object(Chunk, "__sizeof__", lambda chunk: 8 * len(chunk), create=True))
+        stack.enter_context(mock.patch.object(KeyChunk, "__sizeof__", lambda chunk: 8 * len(chunk), create=True))
         yield
 
 

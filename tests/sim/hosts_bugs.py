@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from rdzv.core import decision
 from rdzv.core.decision import Commit, Rules, Wait, next_round
-from rdzv.core.hosts.lost_store import last_known_run
+from rdzv.core.hosts.lost_store import known_lost_store
 from rdzv.core.state import Head, LostStore
 from rdzv.core.view import View
 from rdzv.node.member import joining, lost_store
@@ -31,7 +31,7 @@ def _nothing_is_told() -> Iterator[None]:
     async def silent(*_: Any) -> None:
         pass
 
-    with patch.object(joining, "pass_on_knowledge", silent):
+    with patch.object(joining, "carry_over_run", silent):
         yield
 
 
@@ -47,9 +47,9 @@ def _a_resize_is_not_carried() -> Iterator[None]:
 @contextmanager
 def _a_tally_is_not_carried() -> Iterator[None]:
     def without_tally(*given: Any, **more: Any) -> LostStore:
-        return last_known_run(*given, **more).replace(tally=b"")
+        return known_lost_store(*given, **more).replace(tally=b"")
 
-    with patch.object(lost_store, "last_known_run", without_tally):
+    with patch.object(lost_store, "known_lost_store", without_tally):
         yield
 
 

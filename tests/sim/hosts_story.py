@@ -129,7 +129,7 @@ class HostsStory(TrainingStory):
         known, books, require = best.node.part.known, self.cosmos.store.books, self.truth.require
         assert known is not None
         there = books.at(KEYS.lost_store, books.revision)
-        told = None if there is None else LostStore.unpack_at(there.key, there.value)
+        told = None if there is None else LostStore.unpack_or_log(there.key, there.value)
         require(
             told is not None and not known.lost.outranks(told),
             f"{best.name} knows of {known}, and round {last.round.number} has begun without it",

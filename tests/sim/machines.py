@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rdzv.testing.disk import Disk, SimulatedJournal
-from rdzv.testing.machines import STORE, Process, process_id_of
-from rdzv.testing.timeline import Host
+from rdzv.testing.machines import STORE, Process, process_identity_of
+from rdzv.testing.timeline import SimulatedLoop
 from store.engine.changeset import ChangeSet
 from store.engine.engine import Engine
 from store.limits import Limits
@@ -113,7 +113,7 @@ class HeardProcess(Process):
             self.dial(thread=thread),
             name=STORE,
             rng=random.Random(self.rng.random()),
-            process=process_id_of(self.source),
+            process=process_identity_of(self.source),
             truth=self.cosmos.truth,
             who=self.source + thread,
             **options,
@@ -141,11 +141,11 @@ class ObservedStore(FaultyStore):
         """Enter data that is on the disk into the books."""
         self.books.committed(group)
 
-    def new_journal(self, disk: Disk, host: Host) -> SimulatedJournal:
+    def new_journal(self, disk: Disk, host: SimulatedLoop) -> SimulatedJournal:
         """Open the journal, or one with a planted bug."""
         return disk.open_journal(host, kind=self._cosmos.seams.journal)
 
-    def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: Host) -> Server:
+    def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: SimulatedLoop) -> Server:
         """Make a server whose engine is observed. If the server stops by itself, the story fails."""
         kind, fail = _observed(self._observe), self._cosmos.truth.fail
         server = kind(engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=self._stopwatch)

@@ -13,7 +13,7 @@ from rdzv.core.state import Change, Head, NodeRecord
 from rdzv.core.stopping import StepGate, Stop, StopAgreement
 from rdzv.core.view import Picture
 from rdzv.loop.round_monitor import RoundMonitor
-from rdzv.membership import Membership, changes_since
+from rdzv.membership import Membership, unreported_changes
 from rdzv.node.coordinator import term as coordinator
 from rdzv.node.coordinator.election import Election
 from rdzv.node.coordinator.term import CoordinatorTerm
@@ -43,14 +43,14 @@ def _a_closed_run_has_no_coordinator() -> Iterator[None]:
             raise ConditionFailed("planted: the run is closed, and so is its office")
         return decide(picture, rules, now=now)
 
-    is_free = Election._role_is_free.fget  # type: ignore[attr-defined]  # it is a property
+    is_free = Election._is_role_free.fget  # type: ignore[attr-defined]  # it is a property
 
     def open_and_free(self: Election) -> bool:
         return self.link.follower.head.closed is None and is_free(self)
 
     with (
         patch.object(coordinator, "decide", resigning),
-        patch.object(Election, "_role_is_free", property(open_and_free)),
+        patch.object(Election, "_is_role_free", property(open_and_free)),
     ):
         yield
 
@@ -96,16 +96,16 @@ def _the_first_to_return_stay() -> Iterator[None]:
 def _every_drain_is_told() -> Iterator[None]:
     def told(seen: Sequence[Change], head: Head, **more: Any) -> list[Change]:
         progress = head.progress and head.progress.replace(draining=tuple(head.drains))
-        return changes_since(seen, replace(head, progress=progress), **more)
+        return unreported_changes(seen, replace(head, progress=progress), **more)
 
-    with patch.object(queries, "changes_since", told):
+    with patch.object(queries, "unreported_changes", told):
         yield
 
 
 @contextmanager
 def _ones_own_loss_is_anothers() -> Iterator[None]:
     def told(seen: Sequence[Change], head: Head, *, node_id: str, **more: Any) -> list[Change]:  # noqa: ARG001
-        return changes_since(seen, head, node_id="", **more)
+        return unreported_changes(seen, head, node_id="", **more)
 
     take = Membership.update
 
@@ -114,7 +114,7 @@ def _ones_own_loss_is_anothers() -> Iterator[None]:
         take(self, head, **more)
         self.node_id = node_id
 
-    with patch.object(Membership, "update", nameless), patch.object(queries, "changes_since", told):
+    with patch.object(Membership, "update", nameless), patch.object(queries, "unreported_changes", told):
         yield
 
 

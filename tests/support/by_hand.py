@@ -23,7 +23,7 @@ from store import (
     StoreError,
     StoreReplaced,
 )
-from store.engine.applied import Answer, Delivery, WatchLost
+from store.engine.applied import Answer, EventBatch, WatchLost
 from store.engine.engine import Engine
 from store.engine.processes import DisconnectKind
 from store.messages import Failed, Granted, Listing, ListingPart, Request, Response
@@ -102,13 +102,13 @@ class Desk:
         assert isinstance(response, Failed), response
         return response
 
-    def take(self, deliveries: Iterable[Delivery | Answer | WatchLost]) -> None:
+    def take(self, deliveries: Iterable[EventBatch | Answer | WatchLost]) -> None:
         """Record the deliveries of one step, with their recipients."""
         for delivery in deliveries:
             match delivery:
                 case Answer(peer=peer, request_id=request_id, response=response):
                     self.answers[peer, request_id] = response
-                case Delivery(watches=watches, events=events):
+                case EventBatch(watches=watches, events=events):
                     for peer, watch_ids in watches.items():
                         for watch_id in watch_ids:
                             self.told[peer, watch_id].append(events)
@@ -128,7 +128,7 @@ class Desk:
 
     def look(self) -> None:
         """Do the engine's work that is due by now, as the server does after a look at its clock."""
-        if self.engine.advance_leases(now=self.now):
+        if self.engine.advance_lease_clock(now=self.now):
             self.take(self.engine.tick(now=self.now))
 
     def keys(self) -> list[str]:
@@ -204,13 +204,13 @@ class Town(Desk):
                 break
             applied = self.engine.continue_work(applied.work)
 
-    def take(self, deliveries: Iterable[Delivery | Answer | WatchLost]) -> None:
+    def take(self, deliveries: Iterable[EventBatch | Answer | WatchLost]) -> None:
         """Send the deliveries of one step to their clients."""
         for delivery in deliveries:
             match delivery:
                 case Answer(peer=peer, request_id=request_id, response=response):
                     self.links[peer].to_client += wire.encode_response(request_id, response)
-                case Delivery(watches=watches, events=events):
+                case EventBatch(watches=watches, events=events):
                     encoded = wire.encode_events(events)
                     for peer, watch_ids in watches.items():
                         for watch_id in watch_ids:

@@ -15,7 +15,7 @@ from rdzv.testing.disk import COMMIT_SECONDS, Disk, NoJournalFiles, SimulatedJou
 from rdzv.testing.links import EVERYTHING, Link, Pipe
 from rdzv.testing.machines import STORE, StoreMachine, World
 from rdzv.testing.network import MemoryNetwork
-from rdzv.testing.timeline import Host, Timeline
+from rdzv.testing.timeline import SimulatedLoop, Timeline
 from store.engine.changeset import ChangeSet
 from store.server.server import Server
 from tests.support.virtual_time import timers_of
@@ -186,7 +186,7 @@ class FaultyJournal(SimulatedJournal):
 _callback_of = attrgetter("_callback")  # as asyncio's own messages use it
 
 
-class FaultyHost(Host):
+class FaultyHost(SimulatedLoop):
     """A process whose tasks can be delayed separately."""
 
     def __init__(self, timeline: Timeline, name: str, rate: float) -> None:
@@ -257,11 +257,11 @@ class FaultyStore(StoreMachine):
             self.leaving = True
             self.host.start(self._leave(self.server, self.host))
 
-    async def _leave(self, server: Server, host: Host) -> None:
+    async def _leave(self, server: Server, host: SimulatedLoop) -> None:
         await server.shut_down()
         if self.host is host:
             self._world.network_host.call_soon(self._end, host)
 
-    def _end(self, host: Host) -> None:
+    def _end(self, host: SimulatedLoop) -> None:
         if self.host is host:
             self.die()

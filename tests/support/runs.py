@@ -33,7 +33,7 @@ from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.link.store_session import StoreSession
 from rdzv.node.node import Node
 from rdzv.node.run.run import Run
-from rdzv.testing.machines import process_id_of
+from rdzv.testing.machines import process_identity_of
 from store import Client, Server
 from store.engine.engine import Engine
 from store.messages import KeepAlive, Ping, Request, Response
@@ -183,7 +183,9 @@ class VirtualRun:
             return await self.network.dial("store", factory, source=source)
 
         rng = random.Random(self._rng.random())
-        return HookedClient(dial, name="store", connect_timeout=connect_timeout, rng=rng, process=process_id_of(source))
+        return HookedClient(
+            dial, name="store", connect_timeout=connect_timeout, rng=rng, process=process_identity_of(source)
+        )
 
     @contextlib.asynccontextmanager
     async def looked_at(self) -> AsyncIterator[Run]:

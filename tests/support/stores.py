@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import store
-from rdzv.testing.machines import process_id_of
+from rdzv.testing.machines import process_identity_of
 from rdzv.testing.network import MemoryNetwork
 from store import Client, Event, Limits, Server, Watch
 from store.engine.engine import Engine
@@ -28,7 +28,7 @@ __all__ = [
     "connect_blocking",
     "connect_in_memory",
     "introduce",
-    "process_id_of",
+    "process_identity_of",
     "serve_in_memory",
     "taken",
     "until",
@@ -73,7 +73,7 @@ def connect_in_memory(
         return await network.dial(name, factory, source=source)
 
     return Client(
-        dial, name=name, token=token, timeout=timeout, rng=random.Random(source), process=process_id_of(source)
+        dial, name=name, token=token, timeout=timeout, rng=random.Random(source), process=process_identity_of(source)
     )
 
 

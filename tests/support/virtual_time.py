@@ -14,7 +14,7 @@ import heapq
 from typing import Any
 
 from rdzv.testing.story import where
-from rdzv.testing.timeline import START, Host, Timeline
+from rdzv.testing.timeline import START, SimulatedLoop, Timeline
 
 HORIZON = 3 * 86400.0
 """The longest virtual time of one loop. Past this, a timer (say, of a keep-alive) keeps a test alive that never ends.
@@ -31,7 +31,7 @@ def next_timer(timeline: Timeline) -> float:
     return timers[0][0] if timers else float("inf")
 
 
-def timers_of(host: Host) -> list[tuple[float, asyncio.Handle]]:
+def timers_of(host: SimulatedLoop) -> list[tuple[float, asyncio.Handle]]:
     """Return a host's timers, in order."""
     timers = sorted(host._timeline._timers, key=lambda timer: timer[:2])
     return [(when, handle) for when, _, of, handle in timers if of is host and not handle.cancelled()]
@@ -52,7 +52,7 @@ class DeadlockError(Exception):
     """Every task waits, and no timer is set (or none that ends the test) that could wake one."""
 
 
-class VirtualTimeLoop(Host):
+class VirtualTimeLoop(SimulatedLoop):
     """The process that the test itself is."""
 
     late = 0.0

@@ -41,7 +41,7 @@ def main(control: int, files: int, command: list[str], signals: str = "") -> NoR
     """Run a command until the command or the launcher ends."""
     close_inherited_files(control)
     if signals:
-        restore_signals(signals)
+        set_signal_state(signals)
     try:
         fork_guarded(control, files)
     except OSError as error:
@@ -69,14 +69,14 @@ def close_inherited_files(keep: int) -> None:
 
 
 def signal_state() -> str:
-    """Return the signals that this process blocks and ignores, except SIGPIPE and SIGXFSZ, for `restore_signals`."""
+    """Return the signals that this process blocks and ignores, except SIGPIPE and SIGXFSZ, for `set_signal_state`."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     of_python = {signal.SIGPIPE, signal.SIGXFSZ}
     ignored = {each for each in signal.valid_signals() - of_python if signal.getsignal(each) is signal.SIG_IGN}
     return "/".join(",".join(str(int(each)) for each in sorted(some)) for some in (blocked, ignored))
 
 
-def restore_signals(signals: str) -> None:
+def set_signal_state(signals: str) -> None:
     """Block and ignore the signals that `signal_state` has returned in the launcher."""
     blocked, ignored = ([int(number) for number in some.split(",") if number] for some in signals.split("/"))
     for number in ignored:

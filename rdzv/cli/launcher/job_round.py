@@ -21,8 +21,8 @@ import anyio.to_thread
 from rdzv import Change, Draining, Ending, GiveUp, NodesWaiting, Resized, RoundSupersededError, StoreEnding
 from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, SIGNALLED, OnChange, environment_of, process_ranks
 from rdzv.cli.launcher.processes import Process, open_log
-from rdzv.loop import MOVES, EndKind, Outcome, leaving_in_words
-from rdzv.loop.process_files import BEAT_DIR, delete_old_steps, exception_from_file, read_steps_now, start_reading_steps
+from rdzv.loop import MOVES, EndKind, NextAction, leaving_in_words
+from rdzv.loop.process_files import BEAT_DIR, delete_old_steps, exception_from_file, follow_step_files, note_steps_now
 from rdzv.loop.round_monitor import RoundMonitor
 from store.printable import printable
 
@@ -85,19 +85,19 @@ class JobRound:
         self._handler = handler
         self._info = info
         self._restarts = restarts
-        self._checkpoint_before = self._checkpoint_time()
+        self._checkpoint_before = self._checkpoint_mtime()
         self._membership = membership
         self._processes: list[Process] = []
         self._running = 0
         self._heard: asyncio.Queue[Wished | Process | Ending] = asyncio.Queue()
         self._passed_on: set[int] = set()
         self._loop = asyncio.get_running_loop()
-        self.monitor: RoundMonitor = RoundMonitor(handler.node, membership, self._on_round_end, finished=SUCCEEDED)
+        self.monitor: RoundMonitor = RoundMonitor(handler.node, membership, self._queue_round_end, finished=SUCCEEDED)
         self.is_ending: bool = False  # True after `ask_to_end`
         self.achieved: bool = False  # the job has written a checkpoint or begun its second step in this round
         self.failed: tuple[str, int] | None = None  # a description of this node's failed process, and the exit status
 
-    async def run(self) -> Outcome | signal.Signals:
+    async def run(self) -> NextAction | signal.Signals:
         """Run the command until the round ends; return the outcome, or the passed-on signal that ended a process."""
         info, job = self._info, self._job
         try:
@@ -117,22 +117,22 @@ class JobRound:
                 store = await anyio.to_thread.run_sync(serve, info)
                 if store is None:
                     self.monitor.end(Ending(kind=EndKind.DROPPED, reason="the port that was promised is taken"))
-                    return Outcome.MEET_AGAIN
+                    return NextAction.MEET_AGAIN
                 serving.callback(store.close)
             return await self._run_processes(place)
 
-    async def _run_processes(self, place: Ranks) -> Outcome | signal.Signals:
+    async def _run_processes(self, place: Ranks) -> NextAction | signal.Signals:
         await self._start_processes(place)
-        start_reading_steps(self._handler, self._workplace.beats)
+        follow_step_files(self._handler, self._workplace.beats)
         async with self._handler.changes() as changes, anyio.create_task_group() as listening:
-            listening.start_soon(self._watch_changes, changes)
+            listening.start_soon(self._queue_changes, changes)
             listening.start_soon(self._continue_guards)
             listening.start_soon(self._handler.call, self.monitor.wait_for_end())
             for process in self._processes:
                 listening.start_soon(self._watch_process, process)
             self.monitor.start()
             failure = await self._wait_for_end()
-            outcome: Outcome | signal.Signals
+            outcome: NextAction | signal.Signals
             if isinstance(failure, signal.Signals):
                 outcome = failure
             else:
@@ -169,10 +169,10 @@ class JobRound:
     def _error_file(self, local_rank: int) -> Path:
         return self._workplace.checkpoint_file.with_name(f"error-{self._info.round}-{local_rank}")
 
-    def _on_round_end(self, ending: Ending) -> None:
+    def _queue_round_end(self, ending: Ending) -> None:
         self._loop.call_soon_threadsafe(self._heard.put_nowait, ending)
 
-    async def _watch_changes(self, changes: AsyncIterator[Change]) -> None:
+    async def _queue_changes(self, changes: AsyncIterator[Change]) -> None:
         async for change in changes:
             if isinstance(change, Wished):
                 self._heard.put_nowait(change)
@@ -207,15 +207,15 @@ class JobRound:
                     if self._running == 0:
                         return None
                 case _ if self._job.on_change is not OnChange.TERM:
-                    wait = await self._begin_wait(heard, wait)
+                    wait = await self._update_checkpoint_wait(heard, wait)
                 case _ if (why := self._rejoin_reason(heard)) is not None:
                     wait = CheckpointWait(wished=heard, why=why, until=-math.inf, checkpoint=-1)
         if not self._processes_end_themselves:
-            await self.report_end()
+            await self.report_round_end()
         self.monitor.end(Ending(kind=EndKind.AGREED, reason=wait.why))
         return None
 
-    async def report_end(self) -> None:
+    async def report_round_end(self) -> None:
         """Report that this node ends the round, before the end of its processes makes other nodes' processes fail."""
         await self._handler.call(self.monitor.claim_end())
 
@@ -223,7 +223,7 @@ class JobRound:
     def _processes_end_themselves(self) -> bool:
         return self._job.on_change is OnChange.USR1
 
-    async def _begin_wait(self, wished: Wished, wait: CheckpointWait | None) -> CheckpointWait | None:
+    async def _update_checkpoint_wait(self, wished: Wished, wait: CheckpointWait | None) -> CheckpointWait | None:
         """Begin, continue or cancel a wait for a checkpoint; a drain limits it to the seconds that the drain leaves."""
         why = self._rejoin_reason(wished)
         if why is None:
@@ -234,15 +234,15 @@ class JobRound:
         if wait is not None:
             return replace(wait, until=min(until, wait.until))
         log.info("%s, for a checkpoint of the job, at most %g s", printable(why), within)
-        wait = CheckpointWait(wished=wished, why=why, until=until, checkpoint=self._checkpoint_time())
+        wait = CheckpointWait(wished=wished, why=why, until=until, checkpoint=self._checkpoint_mtime())
         if self._processes_end_themselves:
-            await self.report_end()
+            await self.report_round_end()
             for process in self._processes:
                 process.send_signal(signal.SIGUSR1)
         return wait
 
     def _is_wait_over(self, wait: CheckpointWait) -> bool:
-        return not self._running or anyio.current_time() >= wait.until or self._checkpoint_time() != wait.checkpoint
+        return not self._running or anyio.current_time() >= wait.until or self._checkpoint_mtime() != wait.checkpoint
 
     def _rejoin_reason(self, change: Wished) -> str | None:
         match change:
@@ -266,7 +266,7 @@ class JobRound:
     def _failure_of(self, process: Process) -> GiveUp | str:
         assert process.status is not None
         raised = exception_from_file(self._error_file(self._processes.index(process)))
-        how = f"rank {process.rank} {describe_status(process.status)}{f': {raised}' if raised else ''}"
+        how = f"rank {process.rank} {describe_exit_status(process.status)}{f': {raised}' if raised else ''}"
         how = self._workplace.with_remedy(how)
         self.failed = how, process.status
         if process.status == self._job.give_up_status:
@@ -277,12 +277,12 @@ class JobRound:
         self.ask_to_end(signal.SIGTERM)
 
     def _has_progressed(self) -> bool:
-        if self._checkpoint_time() != self._checkpoint_before:
+        if self._checkpoint_mtime() != self._checkpoint_before:
             return True
-        read_steps_now(self._membership, self._workplace.beats)
+        note_steps_now(self._membership, self._workplace.beats)
         return not self._membership.beats.is_first_step
 
-    def _checkpoint_time(self) -> int:
+    def _checkpoint_mtime(self) -> int:
         try:
             return os.stat(self._workplace.checkpoint_file).st_mtime_ns
         except OSError:
@@ -337,7 +337,7 @@ class JobRound:
                 await process.wait()
 
 
-def describe_status(status: int) -> str:
+def describe_exit_status(status: int) -> str:
     """Describe a process's exit status in words."""
     if status >= 0:
         return f"exited with status {status}"

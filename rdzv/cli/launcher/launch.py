@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv import RendezvousClosedError, RendezvousError, RendezvousGracefulExitError, RendezvousSettingsError
-from rdzv.cli.command import ENDING, SignalFilter, message_of, on_signal
+from rdzv.cli.command import ENDING, RepeatedSignalFilter, message_of, on_signal
 from rdzv.cli.launcher import guard
 from rdzv.cli.launcher.job import NPROC, SIGNALLED, ExitAdvice
 from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, LauncherContext
@@ -32,10 +32,10 @@ from rdzv.cli.launcher.preload import preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.config.settings import parse
 from rdzv.display.standard_error import say_error
-from rdzv.loop import KILL, STACKS, EndKind, Outcome, RunTally, cancel_and_wait
-from rdzv.loop.own_folder import folder_for_block
+from rdzv.loop import KILL, STACKS, EndKind, NextAction, RunTally, cancel_and_wait
+from rdzv.loop.own_folder import temporary_folder
 from rdzv.loop.rounds import make_handler
-from store.printable import escape_arguments, printable, without_durations
+from store.printable import escape_log_arguments, printable, without_durations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rdzv import Handler, RendezvousInfo
     from rdzv.cli.launcher.job import Job
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
 
 SAID_AGAIN_AFTER: Final = 30.0  # seconds until an unchanged reason is printed again
 EXPLAINED_AFTER: Final = 2.0  # seconds until the reason of a wait is printed, and between checks of the reason
@@ -74,7 +74,7 @@ async def run(job: Job) -> int:
         raise RendezvousSettingsError(
             f"the limit of open files is {most}, and --nproc {job.nproc} needs {needed}; raise ulimit -n"
         )
-    with folder_for_block("rdzv-run-") as folder:
+    with temporary_folder("rdzv-run-") as folder:
         return await _Launcher(job, folder).run()
 
 
@@ -90,7 +90,7 @@ class _Launcher:
         )
         self._tally = RunTally()
         self._signal: signal.Signals | None = None
-        self._wish = SignalFilter()
+        self._wish = RepeatedSignalFilter()
         self._scope = anyio.CancelScope()  # a signal to stop cancels this scope
         self._drains = asyncio.Event()
         self._round: JobRound | None = None
@@ -99,7 +99,7 @@ class _Launcher:
     async def run(self) -> int:
         status: int | None = None
         making = self._make_handler()  # before signals are handled: reading a file may hang
-        self._handle_signals()
+        self._set_signal_handlers()
         try:
             with self._scope as everything:
                 async with preloading(self._job) as self._workplace.preloaded, making as handler:
@@ -137,7 +137,7 @@ class _Launcher:
         check = chosen.bootstrap_check is not False
         return make_handler(self._job.url, {"attributes": attributes, "bootstrap_check": check})
 
-    def _handle_signals(self) -> None:
+    def _set_signal_handlers(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             on_signal(number, self._on_stop_signal, number)
         for number in PASSED_ON:
@@ -227,7 +227,7 @@ class _Launcher:
     async def _answer_questions(self, handler: Handler) -> None:
         async with contextlib.aclosing(handler.questions()) as questions:
             async for name, question in questions:
-                text = await self._find_answer(question.what)
+                text = await self._answer_to_operator(question.what)
                 if text is not None:
                     with contextlib.suppress(RendezvousError):  # the operator's command then reports a timeout
                         await handler.answer(name, text)
@@ -235,7 +235,7 @@ class _Launcher:
                     log.warning("killed by rdzv chaos")
                     os.kill(os.getpid(), signal.SIGKILL)
 
-    async def _find_answer(self, asked: str) -> str | None:
+    async def _answer_to_operator(self, asked: str) -> str | None:
         if asked == STACKS:
             if not self._job.remote_stacks:
                 return "refused: this launcher runs with --no-remote-stacks"
@@ -275,9 +275,9 @@ class _Launcher:
             if ended is not None:
                 return ended
 
-    async def _run_round(self, handler: Handler, info: RendezvousInfo) -> tuple[JobRound, Outcome]:
+    async def _run_round(self, handler: Handler, info: RendezvousInfo) -> tuple[JobRound, NextAction]:
         current = self._round = JobRound(self._workplace, handler, info, restarts=self._tally.restarts)
-        outcome: Outcome | signal.Signals | None = None
+        outcome: NextAction | signal.Signals | None = None
         try:
             outcome = await current.run()
             if isinstance(outcome, signal.Signals):  # a passed-on signal has ended the command
@@ -287,12 +287,12 @@ class _Launcher:
         finally:
             current.monitor.stop()
             with anyio.CancelScope(shield=True):
-                if not isinstance(outcome, Outcome):
+                if not isinstance(outcome, NextAction):
                     # A signal or a defect in this launcher ended the round: claim its end for this node.
-                    await current.report_end()
+                    await current.report_round_end()
                 await current.stop_processes(self._signal or signal.SIGTERM)
                 self._round = None
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, NextAction)
         return current, outcome
 
     async def _update_tally(self, handler: Handler, change: Callable[[RunTally], RunTally]) -> None:
@@ -304,19 +304,19 @@ class _Launcher:
             log.warning("the restarts of the run cannot be read: %s", error)
 
     async def _handle_outcome(
-        self, handler: Handler, info: RendezvousInfo, round: JobRound, outcome: Outcome
+        self, handler: Handler, info: RendezvousInfo, round: JobRound, outcome: NextAction
     ) -> int | None:
         """Return the launcher's exit status after a round, or None to meet the other nodes again."""
         where, monitor, achieved = f"run {info.run_id}, round {info.round}", round.monitor, round.achieved
         how, status = round.failed or ("", 0)
         if monitor.all_have_finished:
             return 0
-        if outcome is Outcome.GIVE_UP:
+        if outcome is NextAction.GIVE_UP:
             log.error("%s: given up: %s", where, how)
             return self._job.exit_status_for(ExitAdvice.OVER, status)
         if monitor.ending is not None and monitor.ending.kind is EndKind.CLOSED:
             return None  # the next `next_rendezvous` raises the error with the details
-        is_ours, leaves = outcome is Outcome.RAISE, outcome is not Outcome.RAISE and handler.is_draining
+        is_ours, leaves = outcome is NextAction.RAISE, outcome is not NextAction.RAISE and handler.is_draining
         if monitor.ending is not None and not is_ours:
             then = "this node leaves, and does not come again" if leaves else "meeting again"
             why = f"{how} because others have gone" if how else monitor.ending.reason

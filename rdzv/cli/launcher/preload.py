@@ -54,7 +54,7 @@ class PythonCommand:
         return "" if self.module else os.path.dirname(os.path.realpath(self.argv[0]))
 
 
-def python_command(command: Sequence[str]) -> PythonCommand | str:
+def parse_python_command(command: Sequence[str]) -> PythonCommand | str:
     """Parse a command; return a reason as text if the command cannot be forked from a preloaded process."""
     program, rest = command[0], list(command[1:])
     found = shutil.which(program)
@@ -198,7 +198,7 @@ class PreloadServer:
 @contextlib.asynccontextmanager
 async def preloading(job: Job) -> AsyncIterator[PreloadServer | None]:
     """Yield the preload server of a job; yield None without `--preload`, or if the command cannot be forked."""
-    command = await in_thread(lambda: python_command(job.command)) if job.preload else None
+    command = await in_thread(lambda: parse_python_command(job.command)) if job.preload else None
     if isinstance(command, PythonCommand):
         starting = PreloadServer.start(command, job.preload, standby=job.standby, unbuffered=job.forwards_output)
         async with starting as server:

@@ -46,7 +46,7 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
     """Import modules and fork a worker per request; return only in workers, with a function that prepares the code."""
     guard, startup = _load_beside("guard"), _load_beside("worker_startup")
     guard.close_inherited_files(requests.fileno())
-    guard.restore_signals(signals)
+    guard.set_signal_state(signals)
     here = ""  # empty if the working folder was deleted
     with contextlib.suppress(OSError):
         here = os.getcwd()  # read now: a module may change the working folder

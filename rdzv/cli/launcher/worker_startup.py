@@ -32,12 +32,12 @@ def register() -> None:
     if folder and SIGNAL and hasattr(faulthandler, "register"):
         own = [_open_dump_file(folder)]
 
-        def reopen_in_child() -> None:
+        def reopen_dump_file() -> None:
             if own[0] is not None:
                 os.close(own[0])
             own[0] = _open_dump_file(folder)
 
-        os.register_at_fork(after_in_child=reopen_in_child)
+        os.register_at_fork(after_in_child=reopen_dump_file)
 
 
 def _open_dump_file(folder: str) -> int | None:

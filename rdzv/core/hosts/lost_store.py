@@ -28,7 +28,7 @@ class LastKnownRun(NamedTuple):
     lost: LostStore
 
 
-def last_known_run(head: Head, *, revision: int, settings: bytes, host: str, now: float) -> LostStore:
+def known_lost_store(head: Head, *, revision: int, settings: bytes, host: str, now: float) -> LostStore:
     """Return a node's knowledge of a lost store, from the last head that the node saw in that store."""
     before, round = head.lost_store, head.round
     number, at, awaited = (-1, 0, 0) if before is None else (before.round, before.round_at, before.awaited)

@@ -3,7 +3,7 @@
 The store does not see whether nodes reach each other. A collective that fails may name an unreachable peer. One
 accusation proves nothing: the accuser may be cut off itself. If two members accuse the same member, it is expelled, and
 its own accusations do not count. One accuser is enough to expel a member with which the store has lost contact: see
-`AccusationWatch`. If a connection closes and its peer is unknown, the accused is `UNNAMED`: the coordinator asks the
+`AccusationCheck`. If a connection closes and its peer is unknown, the accused is `UNKNOWN`: the coordinator asks the
 store about all members, unless there are too many.
 
 Accusations are keys below the nodes' prefix: only the coordinator's watch delivers them, in order with records.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from store.messages import Event
 
 ACCUSERS: Final = 2  # a member with this many accusers is expelled
-UNNAMED: Final = ""  # `Accusation.accused` if the member's name is unknown
+UNKNOWN: Final = ""  # `Accusation.accused` if the member's name is unknown
 WHY_MOST: Final = 120  # characters of `why`
 
 
@@ -41,17 +41,17 @@ class Accusation(Stored, kw_only=True):
 class Accusations(dict[str, Accusation]):
     """All current accusations, by key."""
 
-    def apply(self, event: Event) -> None:
+    def apply_event(self, event: Event) -> None:
         """Apply an event of the watch on an accusation's key."""
         self.pop(event.key, None)
         if event.kind == "put":
             with contextlib.suppress(RendezvousStateError):  # an accusation of a later release may be unreadable
                 self[event.key] = Accusation.unpack(event.value)
 
-    def against_unnamed(self, *, round: int, live: Collection[str]) -> list[Accusation]:
-        """Return the accusations of `UNNAMED` by live members of a round."""
+    def against_unknown_member(self, *, round: int, live: Collection[str]) -> list[Accusation]:
+        """Return the accusations of `UNKNOWN` by live members of a round."""
         every = self.values()
-        return [one for one in every if one.round == round and one.accused == UNNAMED and one.by in live]
+        return [one for one in every if one.round == round and one.accused == UNKNOWN and one.by in live]
 
     def by_live_members(self, *, round: int, live: Collection[str]) -> list[Accusation]:
         """Return the accusations of live members of a round by other live members."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rdzv.core.stopping import as_step
-from rdzv.core.stored import Prose, Stored, check_text
+from rdzv.core.stored import Prose, Stored, checked_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +91,7 @@ class StepLog:
     def begin_busy(self, seconds: float, label: str) -> object:
         """Record that the member is busy for at most `seconds`; return a token for `end_busy`. Calls may overlap."""
         token = object()
-        stretch = (token, self.clock() + seconds, check_text("what", label, most=LABEL_BYTES_MOST))
+        stretch = (token, self.clock() + seconds, checked_text("what", label, most=LABEL_BYTES_MOST))
         self._busy = (*self._busy, stretch)
         self.counts = True
         return token
@@ -154,7 +154,7 @@ class StepLog:
             age=age,
             first=count <= 1,
             busy=busy,
-            what=what if busy else check_text("key", key, most=LABEL_BYTES_MOST) if waits else "",
+            what=what if busy else checked_text("key", key, most=LABEL_BYTES_MOST) if waits else "",
             rate=self._rate,
             away=away,
             waits=waits,

@@ -24,7 +24,7 @@ class RunTally(Stored, kw_only=True):
     @classmethod
     def of(cls, value: bytes) -> RunTally:
         """Unpack the key's value; without a readable value, return a new tally."""
-        return (cls.unpack_at("tally", value) if value else None) or cls()
+        return (cls.unpack_or_log("tally", value) if value else None) or cls()
 
     def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> RunTally:
         """Return the tally after a node's part in a round has ended.

@@ -52,7 +52,7 @@ class Election:
 
     def notify(self) -> None:
         """Start an election if the run has no coordinator. Called at each change of the head."""
-        if self._role_is_free and self._running is None:
+        if self._is_role_free and self._running is None:
             self._start_task(None)
 
     async def _step_down(self, within: float) -> None:
@@ -61,7 +61,7 @@ class Election:
             await cancel_and_wait(self._running, within=within)
 
     @property
-    def _role_is_free(self) -> bool:
+    def _is_role_free(self) -> bool:
         head = self.link.follower.head
         # A closed run needs a coordinator while it has members.
         is_wanted = head.closed is None or self.part.is_member
@@ -72,7 +72,7 @@ class Election:
 
     async def _elect_or_lead(self, role: CoordinatorRole | None) -> None:
         try:
-            while role is not None or self._role_is_free:
+            while role is not None or self._is_role_free:
                 if role is None:
                     pause = election_pause(self._known_node_count, lost_terms=self._lost_terms)
                     await anyio.sleep(self.part.rng.uniform(0, pause))
@@ -90,7 +90,7 @@ class Election:
             else:
                 await self._lead_with_role(role, None)
         except SettingsChangedError as error:
-            self.part.refuse_changed_settings(error.settings)
+            self.part.set_settings_error(error.settings)
             await anyio.sleep_forever()  # this node is about to leave the run, which cancels the task
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
             log.debug("run %s: the role of coordinator was lost: %s", self.part.keys.run_id, error)
@@ -134,10 +134,10 @@ class Election:
             return
         if adopt_settings(taken, agreed):
             return
-        self.link.follower.note_coordinator(taken.results[0], revision=taken.revision)
+        self.link.follower.init_coordinator(taken.results[0], revision=taken.revision)
         known = Wakeup()
         with self.link.follower.listeners.listening(known), anyio.move_on_after(ELECTION_MOST):
-            while self._role_is_free:  # until the watch delivers that another node has the role
+            while self._is_role_free:  # until the watch delivers that another node has the role
                 await known.sleep_until(None)
 
     @property
@@ -156,7 +156,7 @@ class Election:
             self.link.spawn(revoking, f"give the role of coordinator of {self.part.keys.run_id} back")
             lost.cancel()
 
-        role.lease.keep(sent_at=role.sent_at, on_lapse=on_lease_lost, note=role.lease_note)
+        role.lease.keep(sent_at=role.sent_at, on_lapse=on_lease_lost, note=role.keep_alive_note)
         log.info("run %s: node %s coordinates", self.part.keys.run_id, self.part.node_id)
         try:
             with lost, contextlib.suppress(ConditionFailed):

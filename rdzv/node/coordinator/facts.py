@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv.core.stopping import BegunStep
-from rdzv.core.stuck.accusing import UNNAMED
+from rdzv.core.stuck.accusing import UNKNOWN
 from rdzv.core.stuck.judging import StallDetector, StallRules
 from rdzv.core.view import Standstill, StopAnswer, StuckMember
 from rdzv.errors import RendezvousStateError
@@ -33,7 +33,7 @@ ASKED_ABOUT_MOST: Final = 256  # live members; with more, ignore accusations of 
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)  # seconds before each lease check: the store may notice a closed connection late
 
 
-async def gather_answers(context: TermContext, asking: asyncio.Event) -> None:
+async def gather_stop_answers(context: TermContext, asking: asyncio.Event) -> None:
     """Once `asking` is set, queue members' answers to the question which step they have begun (`core.stopping`)."""
     await asking.wait()
     begun = context.keys.begun
@@ -74,7 +74,7 @@ async def look_for_stalls(context: TermContext, settings: Settings) -> None:
 
 
 @dataclass(eq=False)
-class AccusationWatch:
+class AccusationCheck:
     """During a coordinator's term, asks the store about the leases of members with one accuser.
 
     One accusation is enough if the accused member's lease is not being renewed: the member is disconnected or silent.
@@ -94,7 +94,7 @@ class AccusationWatch:
         view, number = self.context.view, self.context.view.number
         said = view.accusations.by_live_members(round=number, live=view.live)
         if len(view.live) <= ASKED_ABOUT_MOST:
-            said += view.accusations.against_unnamed(round=number, live=view.live)
+            said += view.accusations.against_unknown_member(round=number, live=view.live)
         return [one for one in ((number, one.accused, one.by) for one in said) if one not in self._asked]
 
     async def run(self) -> None:
@@ -108,22 +108,22 @@ class AccusationWatch:
                 await anyio.sleep(pause)
                 for number, accused, by in new:
                     with contextlib.suppress(StoreError):  # if the store does not answer, make no decision
-                        self.context.queue_facts(*await self._find_unrenewed(number, accused, by))
+                        self.context.queue_facts(*await self._find_unrenewed_members(number, accused, by))
 
     def _explain_accusation(self, accused: str, by: str) -> str:
         said = self.context.view.accusations.get(self.context.keys.accusation(accused, by))
-        if accused == UNNAMED:
+        if accused == UNKNOWN:
             return f"its process ended, as {by} noticed first"
         return f"accused by {by}{f': {said.why}' if said and said.why else ''}; and the store does not hear from it"
 
-    async def _find_unrenewed(self, number: int, accused: str, by: str) -> list[StuckMember]:
+    async def _find_unrenewed_members(self, number: int, accused: str, by: str) -> list[StuckMember]:
         """Return the accused members whose leases are not being renewed.
 
-        If the accuser could not name the lost member (`UNNAMED`), return the members whose leases end within
+        If the accuser could not name the lost member (`UNKNOWN`), return the members whose leases end within
         `gone_ttl`: their processes have ended. A longer lease may be of a live member whose connection broke.
         """
         view, why = self.context.view, self._explain_accusation(accused, by)
-        named, at_most = (view.live & {accused}, math.inf) if accused != UNNAMED else (view.live - {by}, self.gone_ttl)
+        named, at_most = (view.live & {accused}, math.inf) if accused != UNKNOWN else (view.live - {by}, self.gone_ttl)
         meant = [StuckMember(number, view.records[one].arrival, one, why) for one in sorted(named)]
         found = await run_together(*(self._lease_share_left(one.node_id, at_most=at_most) for one in meant))
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]

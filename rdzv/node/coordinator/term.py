@@ -30,10 +30,10 @@ import anyio
 from rdzv.core.decision import RETRY_AFTER, AskStop, Commit, Expel, Publish, Resize, Wait, add_problem, decide, explain
 from rdzv.core.history import History, HistoryWriter, pack_history
 from rdzv.core.ranks import member_with_most_steps
-from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, pack_arrivals
+from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_for_rank, pack_arrivals
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import CommitObstacle, Picture, View
-from rdzv.node.coordinator.facts import AccusationWatch, gather_answers, look_for_stalls
+from rdzv.node.coordinator.facts import AccusationCheck, gather_stop_answers, look_for_stalls
 from rdzv.node.coordinator.term_context import SharedStoreLease, TermContext
 from rdzv.node.run.run_settings import SettingsChangedError, adopt_settings
 from rdzv.node.run.status import participant_of
@@ -85,7 +85,7 @@ class CoordinatorTerm:
         self._failed_with: str | None = None
         self._shared = SharedStoreLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
         self._history_writer = HistoryWriter()
-        self._accusations = AccusationWatch(self._context, gone_ttl=max(part.settings.gone_ttl, link.reconnect_seconds))
+        self._accusations = AccusationCheck(self._context, gone_ttl=max(part.settings.gone_ttl, link.reconnect_seconds))
         self._hour_changed = asyncio.Event()
         self._asking = asyncio.Event()  # set once members were asked where to stop
 
@@ -97,7 +97,7 @@ class CoordinatorTerm:
             begin("look for stuck members", look_for_stalls, self._context, self._part.settings),
             begin("look into accusations", self._accusations.run),
             begin("watch the nodes", self._watch_nodes),
-            begin("ask members for their steps", gather_answers, self._context, self._asking),
+            begin("ask members for their steps", gather_stop_answers, self._context, self._asking),
             begin("clear away what is left", _delete_old_rounds, self._context, round),
             begin("keep what is shared", self._shared.renew_until_cancelled, round),
         ]
@@ -115,7 +115,7 @@ class CoordinatorTerm:
         """Restore the previous coordinator's state from the store, while `_watch_nodes` opens its watch."""
         head = self._follower.head
         # Use the progress as stored: the head's watch may still deliver an older progress.
-        progress = Progress.unpack_at(progress_entry.key, progress_entry.value) if progress_entry else None
+        progress = Progress.unpack_or_log(progress_entry.key, progress_entry.value) if progress_entry else None
         progress_at = head.progress_at if progress == head.progress else self._store.time()
         members: list[Member] = []
         if round is not None:
@@ -131,7 +131,7 @@ class CoordinatorTerm:
             self._set_time_of_day(said_at, at=progress_at)
         self._update_picture(told=progress, told_at=progress_at)
         # If the history cannot be read, begin an empty one, which the next write stores.
-        remembered = (History.unpack_at(history.key, history.value) if history else None) or History()
+        remembered = (History.unpack_or_log(history.key, history.value) if history else None) or History()
         waited = progress.absent.waited if progress is not None else None
         own = self._part.membership
         self._history_writer.take_over(
@@ -155,7 +155,7 @@ class CoordinatorTerm:
         while True:
             self._hour_changed.clear()
             with contextlib.suppress(StoreError):  # try again later
-                await self._context.run_lease.keep_alive(note=self._role.lease_note(False))
+                await self._context.run_lease.keep_alive(note=self._role.keep_alive_note(False))
             with anyio.move_on_after(KEEP_TIME_EVERY):
                 await self._hour_changed.wait()
 
@@ -219,7 +219,7 @@ class CoordinatorTerm:
 
     async def _apply_resize(self, act: Resize) -> int:
         there = await self._store.get(self._keys.settings)
-        if there is not None and self._part.agreed.accept(there.value):
+        if there is not None and self._part.agreed.accept_or_explain(there.value):
             raise SettingsChangedError(unpack_settings(there.value))
         self._update_picture(resized_at=act.revision)
         self._view.set_needed(needed=self._part.agreed.rules.needed, now=self._store.time())
@@ -270,7 +270,7 @@ class CoordinatorTerm:
         # A node elected while it leaves may have deleted its record before the watch began.
         own = self._part.membership
         if own is not None and own.round.number == self._view.number and own.over is not None and not own.dropped:
-            self._view.note_own_departure(self._part.node_id, stopped=own.gate.has_stopped)
+            self._view.note_own_departure(self._part.node_id, stopped=own.gate.is_at_stop)
 
     async def _write_stop(self, act: AskStop) -> int | None:
         keys, stop = self._keys, act.stop
@@ -286,10 +286,10 @@ class CoordinatorTerm:
 
     async def _write_progress(self, act: Publish) -> int:
         progress, unbans, now = act.progress, act.unbans, self._store.time()
-        self._log_reason(explain(progress))
+        self._log_wait_reason(explain(progress))
         writes: list[Put | Delete] = [self._progress_put(progress)]
         writes.extend(Delete(self._keys.unbans + name) for name in unbans)
-        history = self._history_writer.with_incidents(
+        history = self._history_writer.history_with_incidents(
             progress,
             self._picture.head.closed,
             now=now,
@@ -317,7 +317,7 @@ class CoordinatorTerm:
             log.error("run %s: no round can be completed; it is tried again", self._keys.run_id, exc_info=error)
         self._failed_with = said
 
-    def _log_reason(self, reason: str) -> None:
+    def _log_wait_reason(self, reason: str) -> None:
         if without_durations(reason) != without_durations(self._said):
             self._said = reason
             log.info("run %s: %s", self._keys.run_id, reason)
@@ -371,7 +371,7 @@ class CoordinatorTerm:
         round = await self._build_round(decision, members)
         nodes = {record.node_id: record.address for record in decision.members}
         now, hour = self._store.time(), time.time()
-        history = self._history_writer.with_round(
+        history = self._history_writer.history_with_round(
             round.number,
             nodes,
             known=self._view.members,
@@ -388,7 +388,7 @@ class CoordinatorTerm:
         if progress is not None:
             commit.append(self._progress_put(progress, hour=hour))
         ranks = _rank_puts(context, round, members, decision.members)
-        at_once = _fits_at_once(conditions, [*ranks, *commit], count_most=self._store.writes_max - MARKERS)
+        at_once = _fits_one_transaction(conditions, [*ranks, *commit], count_most=self._store.writes_max - MARKERS)
         if at_once:
             commit = [*ranks, *commit]
         elif marked is None:
@@ -421,7 +421,7 @@ class CoordinatorTerm:
         self._history_writer.note_written(history, now=now)
         if progress is not None:
             self._update_picture(told=progress, told_at=now)
-            self._log_reason(explain(progress))
+            self._log_wait_reason(explain(progress))
         self._follower.note_round(committed)
         if last is not None:
             await self._store.delete_prefix(keys.attempt(last.number, last.term), when=context.term_conditions)
@@ -481,7 +481,7 @@ def _rank_puts(context: TermContext, round: Round, members: list[Member], record
     keys, number, term = context.keys, round.number, round.term
     by_bucket: list[list[Member]] = [[] for _ in range(round.buckets)]
     for member in members:
-        by_bucket[bucket_of(member.node_id, round.buckets)].append(member)
+        by_bucket[bucket_for_rank(member.node_id, round.buckets)].append(member)
     roster = [participant_of(record, rank) for rank, record in enumerate(records)]
     writes = []
     for index, bucket in enumerate(by_bucket):
@@ -491,7 +491,7 @@ def _rank_puts(context: TermContext, round: Round, members: list[Member], record
     return writes
 
 
-def _fits_at_once(conditions: Sequence[Condition], writes: Sequence[Put | Delete], *, count_most: int) -> bool:
+def _fits_one_transaction(conditions: Sequence[Condition], writes: Sequence[Put | Delete], *, count_most: int) -> bool:
     size = sum(len(condition.key) + OVERHEAD_BYTES for condition in conditions)
     size += sum(len(write.key) + len(write.value) + OVERHEAD_BYTES for write in writes if isinstance(write, Put))
     return len(writes) <= count_most and size <= WRITE_BYTES_MOST

@@ -10,7 +10,7 @@ import anyio
 from rdzv.core.state import Change, Closed
 from rdzv.errors import RendezvousStateError
 from rdzv.listeners import Listeners
-from rdzv.membership import changes_since
+from rdzv.membership import unreported_changes
 from rdzv.node.link.wakeup import ThreadSafeWakeup
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Changes:
         dropped = of.over if of is not None and of.dropped else None
         head, now = self._node.head, self._node.time()
         seen, me = list(self._seen.values()), self._node.node_id
-        untold = changes_since(seen, head, round=round, dropped=dropped, node_id=me, now=now)
+        untold = unreported_changes(seen, head, round=round, dropped=dropped, node_id=me, now=now)
         if not untold:
             return None
         change = untold[0]

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 import anyio
 
 from rdzv.core.state import NodesLeft, NodesLost
-from rdzv.core.stored import check_text
+from rdzv.core.stored import checked_text
 from rdzv.errors import (
     RendezvousError,
     RendezvousSettingsError,
     RendezvousStateError,
     RoundSupersededError,
     SharedStoreTimeoutError,
+    make_valid_exit_status,
     mark_run,
-    valid_exit_status,
 )
-from rdzv.membership import exceeds_maximum
+from rdzv.membership import is_round_too_large
 from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.run.run import Run
@@ -53,18 +53,18 @@ MEET_AGAIN: Final = b"meet again"
 _MUST_END: set[object] = set()
 
 
-def runs_to_completion(verb: Verb) -> Verb:
+def shielded(verb: Verb) -> Verb:
     """Mark a verb that must complete even if its caller is cancelled or interrupted."""
     _MUST_END.add(verb)
     return verb
 
 
-def must_end(verb: object) -> bool:
-    """Return True if a verb is marked by `runs_to_completion`."""
+def is_shielded(verb: object) -> bool:
+    """Return True if a verb is marked by `shielded`."""
     return verb in _MUST_END
 
 
-@runs_to_completion
+@shielded
 async def leave(node: Node) -> None:
     """Leave this round; the node may join again. If the node is in no round, do nothing.
 
@@ -99,7 +99,7 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
     if membership.over is not None or has_lost_store:
         return int((membership.dropped or has_lost_store) and on_loss)
     head, progress = membership.head, membership.progress
-    announced = int(head.moves or exceeds_maximum(membership.round, head.resized))
+    announced = int(head.moves or is_round_too_large(membership.round, head.resized))
     if progress is None:
         return announced
     return announced + progress.waiting + (progress.lost + progress.departed if on_loss else 0)
@@ -107,7 +107,7 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
 
 def leaves_because(node: Node, why: str) -> None:
     """Set this node's reason for leaving, which `rdzv status` and the history will show."""
-    node.part.leaves_because = check_text("why", why, most=WHY_BYTES_MOST)
+    node.part.leaves_because = checked_text("why", why, most=WHY_BYTES_MOST)
 
 
 async def roster(node: Node, membership: Membership) -> list[Participant]:
@@ -115,7 +115,7 @@ async def roster(node: Node, membership: Membership) -> list[Participant]:
     return await node.call_store(lambda store: read_roster(store, node.keys, membership.round))
 
 
-@runs_to_completion
+@shielded
 async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None) -> None:
     """Keep `data`, a small state such as a sampler's position, in the run as `key`, from round to round.
 
@@ -124,7 +124,7 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
     Raises:
         RoundSupersededError: This node is in no round, or `in_round` is not its present round.
     """
-    check_text("key", key)
+    checked_text("key", key)
     link, membership, keys = await node.open_link(), node.membership, node.keys
     over = f"node {node.node_id} is no longer in that round of run {node.run_id}; nothing was kept"
     if membership is None or in_round not in {None, membership.round.number}:
@@ -139,7 +139,7 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
         raise mark_run(node.run_id, RoundSupersededError(over))
 
 
-@runs_to_completion
+@shielded
 async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None) -> None:
     """Accuse the member with this rank of not answering, for example after a failed collective.
 
@@ -150,7 +150,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
         RoundSupersededError: This node is in no round, or `in_round` is not its present round.
         RendezvousStateError: The round has no such rank, or it is this node's own.
     """
-    why = check_text("why", why)
+    why = checked_text("why", why)
     if not hasattr(rank, "__index__"):
         raise RendezvousSettingsError(f"rank={rank!r:.80} must be a whole number")
     await node.open_link()
@@ -215,7 +215,7 @@ def _has_task_failed(task: asyncio.Task[int]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
-@runs_to_completion
+@shielded
 async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     """Change the run's shared counters; return them. If another node was faster, `change` runs again."""
     if node.membership is None:
@@ -224,7 +224,7 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     link = await node.open_link()
 
     async def write_tally(store: Store) -> bytes:
-        await node.pass_on_knowledge(link)  # if a store was lost, write its counters to the new store
+        await node.carry_over_run(link)  # if a store was lost, write its counters to the new store
         round = node.head.round
         # The counters end with the round's lease.
         lease = round.lease if round is not None else (await link.run_lease()).id
@@ -263,16 +263,16 @@ async def store_host(node: Node) -> str:
     return entry.value.decode(errors="replace") if entry is not None else ""
 
 
-@runs_to_completion
+@shielded
 async def set_closed(node: Node, reason: str = "") -> None:
     """Close the run for every node, for good. The first reason is shown for as long as the store keeps the run."""
     await _close_run(node, reason)
 
 
-@runs_to_completion
+@shielded
 async def give_up(node: Node, reason: str, *, status: int = 0) -> None:
     """Close the run because it cannot continue. Every launcher exits with `status`; see `GiveUp`."""
-    status, remark = valid_exit_status(status)
+    status, remark = make_valid_exit_status(status)
     reason = reason + remark if remark else reason
     await _close_run(node, reason, given_up=True, status=status)
 
@@ -292,7 +292,7 @@ def _make_run(node: Node, store: Store) -> Run:
 
 
 def verb_from_run(
-    call: Callable[Concatenate[Run, P], Coroutine[Any, Any, T]], *, must_end: bool = False
+    call: Callable[Concatenate[Run, P], Coroutine[Any, Any, T]], *, is_shielded: bool = False
 ) -> Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]:
     """Make a verb of a method of `Run`."""
 
@@ -300,20 +300,20 @@ def verb_from_run(
     async def verb(node: Node, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await node.call_store(lambda store: call(_make_run(node, store), *args, **kwargs))
 
-    return runs_to_completion(verb) if must_end else verb
+    return shielded(verb) if is_shielded else verb
 
 
-resize = verb_from_run(Run.resize, must_end=True)
-ban = verb_from_run(Run.ban, must_end=True)
-unban = verb_from_run(Run.unban, must_end=True)
-answer = verb_from_run(Run.answer, must_end=True)
+resize = verb_from_run(Run.resize, is_shielded=True)
+ban = verb_from_run(Run.ban, is_shielded=True)
+unban = verb_from_run(Run.unban, is_shielded=True)
+answer = verb_from_run(Run.answer, is_shielded=True)
 status = verb_from_run(Run.status)
 account = verb_from_run(Run.account)
 history = verb_from_run(Run.history)
 ping = verb_from_run(Run.ping)
 
 
-@runs_to_completion
+@shielded
 async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id: str | None = None) -> None:
     """Announce that this node, or another one, will leave; first the members of its round stop together.
 
@@ -328,5 +328,5 @@ async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id:
 
 async def restore(node: Node, key: str) -> bytes | None:
     """Return the data that a member has last kept under this name."""
-    check_text("key", key)
+    checked_text("key", key)
     return await verb_from_run(Run.restore)(node, key)

@@ -12,11 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.core.keys import Keys
-from rdzv.core.live.changes import summary_of, without_ages, without_jitter
+from rdzv.core.live.changes import report_for_page, summary_of, without_jitter
 from rdzv.core.report import account, as_of, report
 from rdzv.listeners import Listeners
 from rdzv.node.link.head_watcher import HeadWatcher
-from rdzv.node.run.status import read_clock, read_run, read_steps, wait_reason_of
+from rdzv.node.run.status import read_run, read_run_clock, read_steps_and_waits, wait_reason_of
 from store import StoreError
 from store.net.tasks import cancel_and_wait
 
@@ -82,7 +82,7 @@ class FollowedRun:
         if self._is_stale or self._read is None:
             self._is_stale = False
             try:
-                time_of_day = await read_clock(self._store, self._keys)
+                time_of_day = await read_run_clock(self._store, self._keys)
                 self._read = await read_run(self._store, self._keys, self._follower.head, time_of_day=time_of_day)
             except BaseException:
                 self._is_stale = True
@@ -92,7 +92,7 @@ class FollowedRun:
         elif began >= self._steps_from:
             status, history = self.current_status()
             members = {member.node_id for member in status.members}
-            steps, awaits = await read_steps(self._store, self._keys, self._follower.head, members)
+            steps, awaits = await read_steps_and_waits(self._store, self._keys, self._follower.head, members)
             self._steps_from = began if steps else began + (self._store.time() - began) / IDLE_SHARE
             if steps or status.steps:
                 self._read, self._read_at = (replace(status, steps=steps, awaits=awaits), history), began
@@ -127,7 +127,7 @@ class FollowedRun:
             assert self._read is not None, "it was refreshed"
             history = self._read[1]
             happened = history.past.rounds + sum(1 + len(one.incidents) for one in history.chapters)
-            told = without_ages(self.report()) | {"happened": happened, "cost": self.account().as_json()}
+            told = report_for_page(self.report()) | {"happened": happened, "cost": self.account().as_json()}
             self._stream, self._streamed = without_jitter(self._stream, told), self._version
         return self._stream
 
@@ -150,7 +150,7 @@ class FollowedRuns:
         self.changed |= {"", run_id, f"{run_id}/"}  # names of pages: the list of runs, this run's report, its stream
         self.listeners.notify()
 
-    async def refresh_run(self, run_id: str) -> FollowedRun:
+    async def follow_and_refresh(self, run_id: str) -> FollowedRun:
         """Return a run, and follow it from now on; raise StoreError if that fails."""
         run = self._runs.get(run_id)
         if run is None or run.is_lost:

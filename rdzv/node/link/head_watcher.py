@@ -22,7 +22,7 @@ from rdzv.core.state import (
     NodeWithStore,
     Progress,
     Unban,
-    ban_names,
+    ban_names_of,
 )
 from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.core.stored import log_unreadable
@@ -70,9 +70,9 @@ class HeadWatcher:
         self.seen: int = 0  # the revision of the watch's last event
         self._anew: Head | None = None  # the incomplete head while a reset watch delivers its snapshot
 
-    def set_attributes(self, attributes: Mapping[str, str]) -> None:
+    def set_node_attributes(self, attributes: Mapping[str, str]) -> None:
         """Set this node's attributes, to notice bans of an attribute."""
-        self._own_ban_keys = frozenset(self._keys.bans + name for name in ban_names(self._node_id, attributes))
+        self._own_ban_keys = frozenset(self._keys.bans + name for name in ban_names_of(self._node_id, attributes))
 
     def notify_listeners(self) -> None:
         """Update the membership by `on_change`, then notify the listeners."""
@@ -114,7 +114,7 @@ class HeadWatcher:
         if self._set_later_round(round):
             self.notify_listeners()
 
-    def note_coordinator(self, there: object, *, revision: int) -> None:
+    def init_coordinator(self, there: object, *, revision: int) -> None:
         """If no coordinator is known, set it from its key as of `revision`, unless the watch is past that revision."""
         if isinstance(there, Entry) and self.head.coordinator is None and revision > self.seen:
             coordinator = Coordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
@@ -167,7 +167,7 @@ class HeadWatcher:
         keys, key, value, put = self._keys, event.key, event.value, event.kind == "put"
         now, revision = self._store.time(), event.revision
 
-        def update_map(field: str, prefix: str, read: Callable[[], object]) -> dict[str, Any]:
+        def changed_map(field: str, prefix: str, read: Callable[[], object]) -> dict[str, Any]:
             there = {name: one for name, one in getattr(head, field).items() if prefix + name != key}
             if put:
                 there[key.removeprefix(prefix)] = read()
@@ -210,19 +210,19 @@ class HeadWatcher:
         if key.startswith(keys.hosted):
             last, _, arrival = value.partition(b" ")
             hosted = NodeWithStore(arrival=int(arrival or revision), last_round=int(last or 0))
-            return update_map("hosted", keys.hosted, lambda: hosted)
+            return changed_map("hosted", keys.hosted, lambda: hosted)
         if key == keys.resized:
             return {"resized": Resized.unpack(value, revision=revision) if put else None}
         if key.startswith(keys.drains):
-            return update_map("drains", keys.drains, announced_drain)
+            return changed_map("drains", keys.drains, announced_drain)
         if key.startswith(keys.bans):
             if put and key in self._own_ban_keys:
                 self.own_ban = revision, Ban.unpack(value)
-            return update_map("bans", keys.bans, lambda: Ban.unpack(value, seen_at=now))
+            return changed_map("bans", keys.bans, lambda: Ban.unpack(value, seen_at=now))
         if key.startswith(keys.unbans):
-            return update_map("unbans", keys.unbans, lambda: Unban.unpack(value, revision=revision))
+            return changed_map("unbans", keys.unbans, lambda: Unban.unpack(value, revision=revision))
         if key.startswith(keys.questions):
-            return update_map("questions", keys.questions, lambda: Question.unpack(value))
+            return changed_map("questions", keys.questions, lambda: Question.unpack(value))
         return {}
 
 

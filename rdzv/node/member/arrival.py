@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 L = TypeVar("L")
 
 
-class State(Enum):
+class ArrivalState(Enum):
     """The state of a node's record."""
 
     ABSENT = "absent"
@@ -49,9 +49,9 @@ class ArrivalEvent(Enum):
     GONE = "gone"  # the record was deleted, or expired with its lease
 
 
-_ABSENT, _SENT, _STANDING, _TAKEN_IN, _WITHDRAWN = State
+_ABSENT, _SENT, _STANDING, _TAKEN_IN, _WITHDRAWN = ArrivalState
 
-TRANSITIONS: Final[Mapping[ArrivalEvent, Mapping[State, State]]] = {
+TRANSITIONS: Final[Mapping[ArrivalEvent, Mapping[ArrivalState, ArrivalState]]] = {
     ArrivalEvent.SEND: {_ABSENT: _SENT, _SENT: _SENT, _TAKEN_IN: _SENT},
     # If the answer comes in ABSENT, the record's lease, and the record with it, have expired since it was sent.
     ArrivalEvent.WRITTEN: {_ABSENT: _ABSENT, _SENT: _STANDING, _WITHDRAWN: _WITHDRAWN},
@@ -59,7 +59,7 @@ TRANSITIONS: Final[Mapping[ArrivalEvent, Mapping[State, State]]] = {
     ArrivalEvent.KEPT: {_ABSENT: _ABSENT, _SENT: _TAKEN_IN, _WITHDRAWN: _WITHDRAWN},
     ArrivalEvent.TAKE_IN: {_STANDING: _TAKEN_IN},
     ArrivalEvent.WITHDRAW: {_ABSENT: _ABSENT} | dict.fromkeys((_SENT, _STANDING, _TAKEN_IN, _WITHDRAWN), _WITHDRAWN),
-    ArrivalEvent.GONE: dict.fromkeys(State, _ABSENT),
+    ArrivalEvent.GONE: dict.fromkeys(ArrivalState, _ABSENT),
 }
 
 
@@ -67,7 +67,7 @@ class Arrival(Generic[L]):
     """One node's record in its run."""
 
     def __init__(self) -> None:
-        self.state: State = State.ABSENT
+        self.state: ArrivalState = ArrivalState.ABSENT
         self.record: NodeRecord | None = None  # the stored record, also while the node sends another
         self.lease: L | None = None  # the lease of the node's records; None if it expired or is not renewed
         self.began: int = 0  # the revision of this process's first record, or 0; an older drain is not for this process
@@ -80,7 +80,7 @@ class Arrival(Generic[L]):
 
     def is_current(self, revision: int) -> bool:
         """Return True if the record of this revision is stored, as far as the node knows."""
-        return self.record is not None and self.record.arrival == revision and self.state is not State.WITHDRAWN
+        return self.record is not None and self.record.arrival == revision and self.state is not ArrivalState.WITHDRAWN
 
     def on_send(self, record: NodeRecord) -> None:
         """Handle the sending of a record, on the lease `self.lease`."""
@@ -92,7 +92,7 @@ class Arrival(Generic[L]):
         """Handle the confirmation of the sent record; return False if the record was given up or lost since."""
         sent, self._sent = self._sent, None
         self._apply(ArrivalEvent.WRITTEN)
-        if self.state is not State.STANDING:
+        if self.state is not ArrivalState.STANDING:
             return False
         assert sent is not None, "what was written was sent before"
         self.began = min(self.began or revision, revision)  # a new store may give the record a lower revision
@@ -121,7 +121,7 @@ class Arrival(Generic[L]):
     @property
     def in_doubt(self) -> bool:
         """True if a sent record may be stored or not: only the end of its lease is sure to delete the record."""
-        return self.state is State.SENT
+        return self.state is ArrivalState.SENT
 
     def on_withdraw(self) -> None:
         """Handle the beginning of the record's deletion; `on_removed` handles its end."""

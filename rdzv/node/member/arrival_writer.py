@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from rdzv._version import __version__
 from rdzv.core.addresses import addresses_for_record
 from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Joiner
-from rdzv.core.state import Ban, NodeRecord, ban_names
+from rdzv.core.state import Ban, NodeRecord, ban_names_of
 from rdzv.node.link.role import CoordinatorRole
 from rdzv.node.link.stopwatch import Stopwatch
 from rdzv.node.link.store_session import SAY_AWAY_AFTER, StoreEndingError
@@ -30,7 +30,7 @@ from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renew_if_old
 from store.net.callers import is_served_here
 from store.net.process import host_name, loopback_id
 from store.net.tasks import cancel_and_wait
-from store.printable import escape_arguments
+from store.printable import escape_log_arguments
 
 if TYPE_CHECKING:
     from rdzv.node.link.store_session import StoreSession
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from store import TransactionResult
     from store.messages import Operation
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
 
 ROUND_TRIPS_PER_TTL = 10  # round trips that a node's TTL covers at least: time for three slow renewals
 BANS_LOOKED_FOR_MOST = 64  # bans in an arrival's conditions, at most; while waiting, the node checks all bans
@@ -53,7 +53,7 @@ class ArrivalWriter:
         self._part = part
         self._link = link
         self._clock = clock
-        names = ban_names(part.node_id, part.settings.attributes)
+        names = ban_names_of(part.node_id, part.settings.attributes)
         self._ban_keys = [part.keys.bans + name for name in names[:BANS_LOOKED_FOR_MOST]]
 
     async def write(self, me: Joiner) -> tuple[Joiner, CoordinatorRole | None]:
@@ -62,7 +62,7 @@ class ArrivalWriter:
         expected = part.arrival.revision
         while True:
             part.refuse_if_closed(link.follower.head, me)
-            lease = self._node_lease()
+            lease = self._ensure_node_lease()
             record = await new_record(part, link)
             if part.arrival.lease is not lease:
                 # The lease expired while `new_record` waited for the store: use a new lease, which the node will renew.
@@ -97,7 +97,7 @@ class ArrivalWriter:
             if run is not None:
                 granted = Lease(link.store, id=run.id or 0, ttl=run.ttl)
                 link.known_run_lease = lease_in(link.store, result.results[2]) or granted
-            if role is not None and not self._confirm_role(role, result):
+            if role is not None and not self._note_role_result(role, result):
                 role = None
             if part.arrival.on_written(result.revision):
                 part.end_membership("this node has gone on to the next round")
@@ -112,7 +112,7 @@ class ArrivalWriter:
             text = "run %s: the store has not answered for %.0f s; node %s waits for it to take its arrival"
             log.warning(text, part.keys.run_id, SAY_AWAY_AFTER, part.node_id)
 
-    def _node_lease(self) -> HeldLease:
+    def _ensure_node_lease(self) -> HeldLease:
         part, link = self._part, self._link
         if part.arrival.lease is None:
             most = link.store.lease_ttl_max
@@ -174,10 +174,10 @@ class ArrivalWriter:
         link.note_answer_time(stopwatch.seconds)
         return result, sent_at
 
-    def _confirm_role(self, role: CoordinatorRole, result: TransactionResult) -> bool:
+    def _note_role_result(self, role: CoordinatorRole, result: TransactionResult) -> bool:
         there = result.results[-1]
         if isinstance(there, Entry):
-            self._link.follower.note_coordinator(there, revision=result.revision)
+            self._link.follower.init_coordinator(there, revision=result.revision)
             return False
         role.term = result.revision
         return True

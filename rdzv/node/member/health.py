@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 UNFIT_MOST = 64  # failed health checks that a run keeps, the latest of each node
 
 
-async def run_health_check_in(there: asyncio.AbstractEventLoop, check: Callable[[], Any]) -> str | None:
+async def run_health_check_in_loop(there: asyncio.AbstractEventLoop, check: Callable[[], Any]) -> str | None:
     """Run the user's health check in the loop `there`; if the caller is cancelled, cancel the check."""
     call = Call(run_health_check(check), there)
     try:
@@ -46,7 +46,7 @@ async def run_health_check(check: Callable[[], Any]) -> str | None:
     return clean_text(f"failed its health check: {verdict}") if isinstance(verdict, str) else "failed its health check"
 
 
-async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str, failure: str | None) -> None:
+async def refuse_if_unhealthy(store: Store, keys: Keys, lease: Lease, *, node_id: str, failure: str | None) -> None:
     """If the health check failed, store why, and raise RendezvousRefusedError; else delete an earlier failure."""
     key = keys.unfits + node_id
     if failure is None:

@@ -23,8 +23,8 @@ from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, Rendezv
 from rdzv.node.link.ports import NoFreePortError
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.member.arrival_writer import ArrivalWriter, store_ending_error
-from rdzv.node.member.health import report_health
-from rdzv.node.member.lost_store import pass_on_knowledge
+from rdzv.node.member.health import refuse_if_unhealthy
+from rdzv.node.member.lost_store import carry_over_run
 from rdzv.node.member.node_state import NOT_WAITING
 from rdzv.node.run.lease import is_store_full
 from rdzv.node.run.run_settings import check_prefix
@@ -32,7 +32,7 @@ from rdzv.node.run.status import find_member
 from store import ConnectionLost, Put, StoreError, StoreReplaced, StoreTimeoutError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN
 from store.net.tasks import cancel_and_wait
-from store.printable import escape_arguments
+from store.printable import escape_log_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rdzv.node.member.leaving import Withdrawal
     from rdzv.node.member.node_state import NodeState
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
 
 NAMES_WITHIN = 2.0  # seconds to read nodes' names for a message; after that, the message has their ranks
 HEARD_WITHIN = 4.0  # seconds that a member waits for rank 0's verdict on a round
@@ -159,7 +159,7 @@ class Joining:
         self.clock.set_suspended(suspended=False, now=now)
         part.reason = "waiting for the store to take its arrival"
         with anyio.CancelScope(deadline=now + self.clock.seconds_left(now)):
-            await pass_on_knowledge(part, link)
+            await carry_over_run(part, link)
             async with self.part.loop.limit_concurrency():
                 self._me, role = await ArrivalWriter(part, link, self.clock).write(self._me)
             # Only after the run has accepted this node and its settings may the node coordinate.
@@ -177,7 +177,7 @@ class Joining:
         with anyio.move_on_after(self.clock.seconds_left(anyio.current_time())) as limit:
             failure = await examine()
             lease = await link.run_lease()
-            await report_health(link.store, part.keys, lease, node_id=part.node_id, failure=failure)
+            await refuse_if_unhealthy(link.store, part.keys, lease, node_id=part.node_id, failure=failure)
         if limit.cancelled_caught:
             raise part.timeout_error(link)
 
@@ -288,7 +288,7 @@ class Joining:
         """Check that all members reach rank 0. If not, rank 0 publishes a verdict, for which other members wait."""
         part, link, round, rank = self.part, self.link, membership.round, membership.rank
 
-        async def names_of(ranks: Collection[int]) -> list[str]:
+        async def read_names(ranks: Collection[int]) -> list[str]:
             found: dict[int, str] = {}
             with anyio.move_on_after(NAMES_WITHIN), contextlib.suppress(StoreError):
                 for entry in await link.store.list(part.keys.roster(round.number, round.term)):
@@ -300,7 +300,7 @@ class Joining:
         heard: list[ReachVerdict] = []
         self._tried = 0.0
 
-        async def count_time() -> None:
+        async def count_tried_seconds() -> None:
             while not heard:
                 await anyio.sleep(TICK)
                 self._tried += TICK
@@ -316,10 +316,10 @@ class Joining:
 
         problem, missing = "this process was paused, or too busy, while rank 0 listened", list[int]()
         async with anyio.create_task_group() as trying:
-            trying.start_soon(count_time)
+            trying.start_soon(count_tried_seconds)
             if rank:
                 trying.start_soon(wait_for_verdict)
-            problem, missing = await check_reachability(round, rank, names_of)
+            problem, missing = await check_reachability(round, rank, read_names)
             trying.cancel_scope.cancel()
         if not problem:
             return None

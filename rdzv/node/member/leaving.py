@@ -81,7 +81,7 @@ class Withdrawal:
         drained = "" if drain is None else f"drained{f': {drain.reason}' if drain.reason else ''}"
         within += WITHDRAW_TRIPS * link.round_trip
         with anyio.move_on_after(within, shield=True), contextlib.suppress(StoreError):
-            stopped = part.membership is not None and part.membership.gate.has_stopped
+            stopped = part.membership is not None and part.membership.gate.is_at_stop
             arrival = part.arrival.revision
             await self._mark_left_and_delete(link, arrival, stopped=stopped, why=part.leaves_because or drained)
             await self._wait_for_departure_report(link, arrival)

@@ -6,17 +6,17 @@ import logging
 from typing import TYPE_CHECKING
 
 from rdzv.config.resizing import resize
-from rdzv.core.hosts.lost_store import LastKnownRun, last_known_run
+from rdzv.core.hosts.lost_store import LastKnownRun, known_lost_store
 from rdzv.core.state import Ban, LostStore, pack_settings, unpack_settings
 from store import Delete, Put, when
-from store.printable import escape_arguments
+from store.printable import escape_log_arguments
 
 if TYPE_CHECKING:
     from rdzv.node.link.store_session import StoreSession
     from rdzv.node.member.node_state import NodeState
     from store.messages import Operation
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
 
 
 def remember_lost_store(part: NodeState, link: StoreSession) -> None:
@@ -30,7 +30,7 @@ def remember_lost_store(part: NodeState, link: StoreSession) -> None:
     if settings and resized is not None:  # the resize may be newer than this node's settings
         new = resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
         settings = pack_settings(new)
-    lost = last_known_run(head, revision=link.follower.seen, settings=settings, host=link.host, now=link.store.time())
+    lost = known_lost_store(head, revision=link.follower.seen, settings=settings, host=link.host, now=link.store.time())
     if not part.settings.endpoint.has_successors:
         lost = lost.replace(awaited=0)  # with one host there is one store, so no member can be at work in another
     before = part.known
@@ -38,7 +38,7 @@ def remember_lost_store(part: NodeState, link: StoreSession) -> None:
         part.known = LastKnownRun(link.store.store_id, lost)
 
 
-async def pass_on_knowledge(part: NodeState, link: StoreSession) -> None:
+async def carry_over_run(part: NodeState, link: StoreSession) -> None:
     """Write this node's knowledge of a lost store to the new store, unless the new store has better knowledge."""
     known, keys, store = part.known, part.keys, link.store
     if known is None or known.store_id == store.store_id or link.has_knowledge:
@@ -46,7 +46,7 @@ async def pass_on_knowledge(part: NodeState, link: StoreSession) -> None:
     lost = known.lost
     while True:
         entry, round = await store.get_many([keys.lost_store, keys.round])
-        there = None if entry is None else LostStore.unpack_at(entry.key, entry.value)
+        there = None if entry is None else LostStore.unpack_or_log(entry.key, entry.value)
         if not lost.outranks(there):
             break
         lease = (await link.run_lease()).id

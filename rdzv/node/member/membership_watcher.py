@@ -10,11 +10,11 @@ import anyio
 
 from rdzv.core.stopping import BegunStep
 from rdzv.node.link.wakeup import Wakeup
-from rdzv.node.member.arrival import State
+from rdzv.node.member.arrival import ArrivalState
 from rdzv.node.member.leaving import announce_store_move
 from rdzv.node.member.step_reporter import earlier_time
 from store import ConditionFailed, Put, StoreError, when
-from store.printable import escape_arguments
+from store.printable import escape_log_arguments
 
 if TYPE_CHECKING:
     from rdzv.core.state import Ban, NodeRecord
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rdzv.node.link.store_session import StoreSession
     from rdzv.node.member.node_state import NodeState
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
 
 LOOK_AGAIN_AFTER = 1.0  # seconds from a check that raised an error to the next check
 
@@ -34,7 +34,7 @@ class MembershipWatcher:
         self._part = part
         self._link = link
         self._follower = link.follower
-        self._follower.set_attributes(part.settings.attributes)
+        self._follower.set_node_attributes(part.settings.attributes)
         self._resets, self._banned_at = self._follower.resets, 0
         self._seen = self._watched_state
         self._answered: Membership | None = None  # the membership in which this node last answered where to stop
@@ -68,14 +68,14 @@ class MembershipWatcher:
                 self._banned_at = banned_at
             missed = follower.resets
             # No event reports the deletion of a waiting node's record: check it each time.
-            if missed != self._resets or part.arrival.state is State.STANDING:
-                await self._check_record_exists(link)
+            if missed != self._resets or part.arrival.state is ArrivalState.STANDING:
+                await self._end_if_record_gone(link)
                 self._resets = missed
             membership = part.membership
             if membership is not None and membership.over is None:
                 await self._answer_stop_question(link, membership)
                 again = earlier_time(again, part.own_beats.report_if_quiet(link, membership))
-                again = earlier_time(again, await self._check_drain(link, membership))
+                again = earlier_time(again, await self._handle_drain(link, membership))
         except Exception as error:  # noqa: BLE001  after any error, look again
             level = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
             log.log(level, "node %s cannot look at its own state: %r", part.node_id, error)
@@ -96,7 +96,7 @@ class MembershipWatcher:
             )
             self._answered = membership
 
-    async def _check_drain(self, link: StoreSession, membership: Membership) -> float | None:
+    async def _handle_drain(self, link: StoreSession, membership: Membership) -> float | None:
         """At a drain's deadline delete the member's record; before the deadline, return the deadline.
 
         Before the deadline, a node that hosts the store announces the store's move to another host. The record is not
@@ -107,14 +107,18 @@ class MembershipWatcher:
         if leaving is not None and (left := leaving.until - link.store.time()) > 0:
             await announce_store_move(part, link, after=left)
             return leaving.until
-        if leaving is None or record is None or part.arrival.state is not State.TAKEN_IN:
+        if leaving is None or record is None or part.arrival.state is not ArrivalState.TAKEN_IN:
             return None  # if a record is being sent, the store's answer wakes this task
-        if await self._delete(link, record) and membership.over is None and part.arrival.is_current(record.arrival):
+        if (
+            await self._delete_record(link, record)
+            and membership.over is None
+            and part.arrival.is_current(record.arrival)
+        ):
             reason = f": {leaving.reason}" if leaving.reason else ""
             part.note_removal(link, f"it was to leave, and its time is over{reason}")
         return None
 
-    async def _delete(self, link: StoreSession, record: NodeRecord) -> bool:
+    async def _delete_record(self, link: StoreSession, record: NodeRecord) -> bool:
         key = self._part.keys.node(self._part.node_id)
         with contextlib.suppress(ConditionFailed):
             return await link.store.delete(key, when=(when.mod_revision(key) == record.arrival,))
@@ -123,19 +127,19 @@ class MembershipWatcher:
     async def _handle_ban(self, link: StoreSession, ban: Ban) -> None:
         """Handle a ban of this node that came after its arrival. Even a lifted ban may have deleted the record."""
         part = self._part
-        if ban.now and part.arrival.state is State.TAKEN_IN:
+        if ban.now and part.arrival.state is ArrivalState.TAKEN_IN:
             record = part.arrival.record
             part.note_removal(link, f"this node is {ban}")
             if record is not None:
-                await self._delete(link, record)  # delete the record, in case the operator's deletion has failed
+                await self._delete_record(link, record)  # delete the record, in case the operator's deletion has failed
         else:
-            await self._check_record_exists(link)
+            await self._end_if_record_gone(link)
 
-    async def _check_record_exists(self, link: StoreSession) -> None:
+    async def _end_if_record_gone(self, link: StoreSession) -> None:
         """Check that this node's record is still stored: an operator may have deleted it."""
         part = self._part
         record = part.arrival.record
-        if record is None or part.arrival.state not in (State.STANDING, State.TAKEN_IN):
+        if record is None or part.arrival.state not in (ArrivalState.STANDING, ArrivalState.TAKEN_IN):
             return
         entry = await link.store.get(part.keys.node(part.node_id))
         if not part.arrival.is_current(record.arrival) or (entry is not None and entry.mod_revision == record.arrival):

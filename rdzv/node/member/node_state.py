@@ -23,10 +23,10 @@ from rdzv.errors import (
     RendezvousTimeoutError,
 )
 from rdzv.membership import Membership
-from rdzv.node.member.arrival import Arrival, State
+from rdzv.node.member.arrival import Arrival, ArrivalState
 from rdzv.node.member.step_reporter import StepReporter
 from rdzv.node.run.run_settings import RunSettings
-from store.printable import escape_arguments, without_durations
+from store.printable import escape_log_arguments, without_durations
 
 if TYPE_CHECKING:
     import random
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rdzv.node.link.store_session import StoreSession
     from store.keeping import HeldLease
 
-log: logging.Logger = escape_arguments(logging.getLogger(__name__))
+log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
 
 NOT_WAITING = "not waiting for anything"
 
@@ -156,7 +156,7 @@ class NodeState:
             return RendezvousGracefulExitError(f"{message}; node {self.node_id} was a spare and is not needed any more")
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 
-    def refuse_changed_settings(self, theirs: Mapping[str, object]) -> None:
+    def set_settings_error(self, theirs: Mapping[str, object]) -> None:
         """End this node's wait with an error: the run now has settings `theirs`, which differ from this node's."""
         difference = describe_difference(self.settings.shared(), theirs)
         self.refusal = RendezvousSettingsError(f"run {self.keys.run_id} now has other settings: {difference}")
@@ -208,9 +208,9 @@ class NodeState:
             self.end_membership(f"the store is lost: {link.follower.error}", dropped=True)
             return
         # A later round may contain a record that is being sent: on etcd, the round's event may precede the answer.
-        membership.update(link.follower.head, rejoins=self.arrival.state is State.SENT)
+        membership.update(link.follower.head, rejoins=self.arrival.state is ArrivalState.SENT)
         if not self.is_member:
-            self._log_membership_end(membership)
+            self._handle_membership_end(membership)
         if membership.record_gone:
             self._forget_record(link, by_decision=membership.expelled)
 
@@ -231,9 +231,9 @@ class NodeState:
         if membership is None or membership.over is not None:
             return
         membership.end(reason, dropped=dropped)
-        self._log_membership_end(membership)
+        self._handle_membership_end(membership)
 
-    def _log_membership_end(self, membership: Membership) -> None:
+    def _handle_membership_end(self, membership: Membership) -> None:
         if membership.dropped:
             self.lapsed_in = membership.round.number
             who = f"run {self.keys.run_id}, round {membership.round.number}: node {self.node_id}"

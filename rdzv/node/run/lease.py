@@ -38,7 +38,7 @@ def lease_in(store: Store, there: object) -> Lease | None:
 
 def run_grant(keys: Keys, closed_ttl: float, *, most: float) -> Grant:
     """Return the grant of the run's own lease; `most` is the longest TTL that the store accepts."""
-    return Grant(ttl=max(closed_ttl, min(RUN_TTL_LEAST, most)), id=keys.lease_id)
+    return Grant(ttl=max(closed_ttl, min(RUN_TTL_LEAST, most)), id=keys.run_lease_id)
 
 
 def run_lease_put(keys: Keys, grant: Grant) -> Create:
@@ -46,7 +46,7 @@ def run_lease_put(keys: Keys, grant: Grant) -> Create:
     return Create(keys.lease, f"{grant.ttl:g}".encode(), lease=grant.id)
 
 
-def is_ttl_too_long(error: LimitExceeded) -> bool:
+def is_ttl_limit_error(error: LimitExceeded) -> bool:
     """Return True if a lease was refused for its TTL; then the message names the store's limit."""
     return "lease_ttl_max" in str(error)
 
@@ -59,7 +59,7 @@ def is_store_full(error: Exception) -> bool:
 
 def lease_refusal(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:
     """Return the error for a refused lease. If its TTL was too long, the error names the setting to lower."""
-    if not is_ttl_too_long(error):
+    if not is_ttl_limit_error(error):
         return error  # the cause is not a setting, but a full store or disk
     if ttl is not None and f"ttl is {ttl:g} s" in str(error):
         return RendezvousSettingsError(f"ttl={ttl:g} s was refused: {error}; lower ttl")

@@ -18,15 +18,15 @@ from rdzv.config.config_errors import refuse, shown
 from rdzv.config.parameters import Parameter
 from rdzv.config.resizing import resize
 from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, DURATION_MAX, NAME, TEXT, duration
-from rdzv.core.questions import ANSWER_TTL, pack_answer
+from rdzv.core.questions import ANSWER_TTL, compress_answer
 from rdzv.core.report import account
 from rdzv.core.round import Round
 from rdzv.core.state import MOVES, WITH, Ban, Closed, Head, Unban, attribute_ban_name, pack_settings, unpack_settings
 from rdzv.core.stopping import Drain, Resized
-from rdzv.core.stuck.accusing import UNNAMED, WHY_MOST, Accusation
+from rdzv.core.stuck.accusing import UNKNOWN, WHY_MOST, Accusation
 from rdzv.errors import RendezvousClosedError, RendezvousStateError
-from rdzv.node.run.lease import is_ttl_too_long, obtain_run_lease
-from rdzv.node.run.status import drain_ttl, find_member, read_clock, read_history, read_nodes, read_run, read_usage
+from rdzv.node.run.lease import is_ttl_limit_error, obtain_run_lease
+from rdzv.node.run.status import drain_ttl, find_member, read_history, read_nodes, read_run, read_run_clock, read_usage
 from store import ConditionFailed, Delete, Entry, Get, LimitExceeded, Put, when
 from store.net.tasks import cancel_and_wait
 from store.printable import abbreviate, make_logger
@@ -143,7 +143,7 @@ class Run:
         said = Accusation(round=membership.round.number, accused=accused, by=self.by, why=why[:WHY_MOST])
         put = Put(self.keys.accusation(accused, self.by), said.pack(), lease=record.lease)
         result = await self.store.transact(when=membership.fence(self.keys), then=(put,))
-        if result.succeeded and accused != UNNAMED:
+        if result.succeeded and accused != UNKNOWN:
             log.warning("run %s, round %d: %s accuses %s: %s", self.run_id, said.round, self.by, accused, why)
         return result.succeeded
 
@@ -165,7 +165,7 @@ class Run:
             now: Also remove banned members from their round at once. Waiting nodes are removed in any case.
             lasts: Seconds after which the ban expires; None: only when lifted.
         """
-        name, attribute = _name_and_attribute(node_id, where)
+        name, attribute = _parse_ban_target(node_id, where)
 
         async def find_banned() -> dict[str, int]:
             if where is None:
@@ -182,7 +182,7 @@ class Run:
 
         Return True if there was such a ban. If an attribute's ban is lifted, nodes banned by their id stay banned.
         """
-        name, attribute = _name_and_attribute(node_id, where)
+        name, attribute = _parse_ban_target(node_id, where)
         note = Unban(who=f"{WITH}{attribute}" if attribute else node_id, reason=reason, by=self.by).pack()
         while (ban := await self.store.get(self.keys.bans + name)) is not None:
             done = await self.store.transact(
@@ -248,7 +248,7 @@ class Run:
         try:
             lease = await self.store.grant(ban.lasts)
         except LimitExceeded as error:
-            if not is_ttl_too_long(error):
+            if not is_ttl_limit_error(error):
                 raise
             refuse(f"a ban that lasts {ban.lasts:g} s was refused: {error}; without a time it stays until lifted")
         return ban.replace(lasts=lease.ttl), lease  # etcd raises short TTLs
@@ -265,7 +265,7 @@ class Run:
 
     async def time_of_day(self) -> float:
         """Return the run's present time of day, as Unix time; see `rdzv.core.history`."""
-        return await read_clock(self.store, self.keys)
+        return await read_run_clock(self.store, self.keys)
 
     async def check_exists(self) -> None:
         """If the store has no key of this run, raise RendezvousStateError, with the ids of existing runs."""
@@ -281,7 +281,7 @@ class Run:
 
     async def answer(self, question: str, text: str) -> None:
         """Answer an operator's question."""
-        await self.store.put(self.keys.answers(question) + self.by, pack_answer(text), ttl=ANSWER_TTL)
+        await self.store.put(self.keys.answers(question) + self.by, compress_answer(text), ttl=ANSWER_TTL)
 
     async def history(self) -> list[Chapter]:
         """Return the run's remembered rounds, the oldest first."""
@@ -304,7 +304,7 @@ def _check_node_id(node_id: str) -> None:
         refuse(f"node_id={shown(node_id)} must be {NAME.limit}")
 
 
-def _name_and_attribute(node_id: str, where: Any) -> tuple[str, str]:
+def _parse_ban_target(node_id: str, where: Any) -> tuple[str, str]:
     """Return a ban's name, and the banned attribute as "rack=17", or "" if the ban is of a node."""
     if (where is None) == (node_id == ""):
         given = "neither" if where is None else "both"

@@ -45,7 +45,7 @@ class RunSettings:
             ttl=settings.ttl,
         )
 
-    def accept(self, there: bytes) -> str:
+    def accept_or_explain(self, there: bytes) -> str:
         """Accept the run's settings, and return ""; if they differ from ours by more than a resize, return how."""
         theirs = unpack_settings(there)
         difference = describe_difference(self._ours, theirs)
@@ -62,7 +62,7 @@ class RunSettings:
 
     def reset(self) -> None:
         """Return to this node's own settings, as no other node is in the run."""
-        assert self.accept(pack_settings(self._ours)) == "", "they do not differ from themselves"
+        assert self.accept_or_explain(pack_settings(self._ours)) == "", "they do not differ from themselves"
 
 
 async def agree_on_settings(
@@ -75,7 +75,7 @@ async def agree_on_settings(
     """
     if there is None:
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=0, lease=lease)
-    elif difference := agreed.accept(there.value):
+    elif difference := agreed.accept_or_explain(there.value):
         records = (await read_nodes(store, keys)).values()
         if any(record.incarnation != incarnation for record in records):
             now = await store.get(keys.settings)
@@ -111,6 +111,6 @@ def adopt_settings(refused: TransactionResult, agreed: RunSettings) -> bool:
     entry = refused.results[-1]
     if not isinstance(entry, Entry) or entry.value == agreed.value:
         return False
-    if agreed.accept(entry.value):
+    if agreed.accept_or_explain(entry.value):
         raise SettingsChangedError(unpack_settings(entry.value))
     return True

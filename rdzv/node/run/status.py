@@ -12,11 +12,11 @@ from rdzv.core.decision import explain
 from rdzv.core.history import History, TimeOfDayNote, nodes_gone_before
 from rdzv.core.keys import Keys
 from rdzv.core.report import RunStatus, closing_incident
-from rdzv.core.round import Member, Participant, Round, bucket_of
+from rdzv.core.round import Member, Participant, Round, bucket_for_rank
 from rdzv.core.state import Ban, Head, NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.stopping import Drain
 from rdzv.core.stored import log_unreadable
-from rdzv.core.stuck.accusing import UNNAMED, Accusation
+from rdzv.core.stuck.accusing import UNKNOWN, Accusation
 from rdzv.core.stuck.judging import LastNote
 from rdzv.core.stuck.pace import StepOf
 from rdzv.core.stuck.step_log import StepNote
@@ -48,7 +48,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
     since = {node_id: record.since for node_id, record in records.items() if record.since}
     releases = Counter(record.release or "an unknown release" for record in records.values())
     addresses = {node_id: record.address for node_id, record in records.items()}
-    members, ranked = await _read_live_members(store, keys, head, records)
+    members, ranked = await _take_live_members(store, keys, head, records)
     waiting = sorted(records.values(), key=lambda record: record.arrival)
     after = head.progress.spares_after if head.progress is not None else None
     named = head.progress.spare_ids if head.progress is not None else ()
@@ -58,7 +58,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
         if record.node_id in named or (after is not None and record.arrival > after and record.node_id not in ranked)
     ]
     settings = _settings_in(await store.get(keys.settings))
-    accusations = [Accusation.unpack_at(entry.key, entry.value) for entry in await store.list(keys.accusations)]
+    accusations = [Accusation.unpack_or_log(entry.key, entry.value) for entry in await store.list(keys.accusations)]
     elapsed = _progress_age(head, store.time(), time_of_day)
     absent = _aged_absent(head, elapsed=elapsed)
     all_bans = await _read_bans(store, keys)
@@ -73,7 +73,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
     outside = {record.node_id: record.attributes for record in waiting}
     outside |= {one.node_id: roster[one.node_id].attributes for one in absent.missing if one.node_id in roster}
     closing = closing_incident(history.chapters[-1]) if head.closed and history.chapters else None
-    steps, awaits = await read_steps(store, keys, head, {member.node_id for member in members})
+    steps, awaits = await read_steps_and_waits(store, keys, head, {member.node_id for member in members})
     status = RunStatus(
         run_id=keys.run_id,
         round=head.round.number if head.round else None,
@@ -83,7 +83,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
         last_call_left=_last_call_left(head, elapsed) if _phase_of(head) is Phase.LAST_CALL else None,
         closing=head.closed,
         closed_at=closing.at if closing else None,
-        standstill=head.progress.standstill if head.progress and not _is_round_newer(head) else "",
+        standstill=head.progress.standstill if head.progress and not _is_progress_outdated(head) else "",
         attributes=outside,
         last_members=tuple(roster.values()) if head.closed else (),
         reason=_wait_reason(head, elapsed=elapsed, **counts),
@@ -115,7 +115,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
             sorted(
                 (one.accused, one.by, one.why)
                 for one in accusations
-                if one is not None and head.round and one.round == head.round.number and one.accused != UNNAMED
+                if one is not None and head.round and one.round == head.round.number and one.accused != UNKNOWN
             )
         ),
         steps=steps,
@@ -124,7 +124,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
     return status, history
 
 
-async def _read_live_members(
+async def _take_live_members(
     store: Store, keys: Keys, head: Head, records: dict[str, NodeRecord]
 ) -> tuple[list[Participant], set[str]]:
     """Return the live members of the last round, and the ids of all its members. Remove live members from `records`."""
@@ -164,7 +164,7 @@ def _settings_in(entry: Entry | None) -> dict[str, Any]:
 async def _read_bans(store: Store, keys: Keys) -> dict[str, Ban]:
     bans = {}
     for entry in await store.list(keys.bans):
-        ban = Ban.unpack_at(entry.key, entry.value)
+        ban = Ban.unpack_or_log(entry.key, entry.value)
         if ban is None:
             continue
         if ban.lasts is not None and entry.lease is not None:
@@ -184,7 +184,7 @@ def drain_ttl(store: Store, within: float) -> float:
 async def _read_drains(store: Store, keys: Keys, here: Collection[str]) -> dict[str, tuple[float, str]]:
     drains = {}
     for entry in await store.list(keys.drains):
-        node_id, drain = entry.key.removeprefix(keys.drains), Drain.unpack_at(entry.key, entry.value)
+        node_id, drain = entry.key.removeprefix(keys.drains), Drain.unpack_or_log(entry.key, entry.value)
         if drain is not None and node_id in here and entry.lease is not None:
             with contextlib.suppress(LeaseNotFound):  # the drain has just ended
                 left = await Lease(store, id=entry.lease, ttl=0.0).time_to_live()
@@ -192,7 +192,7 @@ async def _read_drains(store: Store, keys: Keys, here: Collection[str]) -> dict[
     return drains
 
 
-async def read_steps(
+async def read_steps_and_waits(
     store: Store, keys: Keys, head: Head, members: set[str]
 ) -> tuple[dict[str, StepOf], dict[str, tuple[str, float]]]:
     """Return the reported steps, and the reported waits (the key, and the seconds so far), by member."""
@@ -234,16 +234,16 @@ async def read_last_notes(store: Store, keys: Keys) -> Mapping[str, LastNote]:
     return heard
 
 
-async def read_clock(store: Store, keys: Keys) -> float:
+async def read_run_clock(store: Store, keys: Keys) -> float:
     """Return the run's present time of day: from the coordinator's note, or the note on the run's lease.
 
     If the store has neither note, as after its restart, return the time of day in the last progress, or this machine's.
     """
     for one in (*await store.notes(keys.coordinator), *await store.notes(keys.lease)):
-        if one.note and (said := TimeOfDayNote.unpack_at(one.key, one.note)) is not None:
+        if one.note and (said := TimeOfDayNote.unpack_or_log(one.key, one.note)) is not None:
             return said.hour + one.age
     entry = await store.get(keys.progress)
-    progress = Progress.unpack_at(entry.key, entry.value) if entry is not None else None
+    progress = Progress.unpack_or_log(entry.key, entry.value) if entry is not None else None
     return (progress.absent.said_at if progress is not None else 0.0) or time.time()
 
 
@@ -298,7 +298,7 @@ def count_keys_by_run(keys: Iterable[str], root: str) -> Counter[str]:
 async def read_history(store: Store, keys: Keys) -> History:
     """Return a run's history."""
     entry = await store.get(keys.history)
-    return (History.unpack_at(entry.key, entry.value) if entry is not None else None) or History()
+    return (History.unpack_or_log(entry.key, entry.value) if entry is not None else None) or History()
 
 
 async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participant]:
@@ -314,7 +314,7 @@ async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participan
 
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
     """Return the round's member with this arrival, if any."""
-    entry = await store.get(keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
+    entry = await store.get(keys.ranks(round.number, round.term, bucket_for_rank(node_id, round.buckets)))
     members = Member.unpack_all(entry.value) if entry is not None else []  # a later round may have replaced this one
     return next((one for one in members if one.node_id == node_id and one.arrival == arrival), None)
 
@@ -322,7 +322,7 @@ async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, a
 def _phase_of(head: Head) -> Phase:
     if head.closed is not None:
         return Phase.CLOSED
-    if _is_round_newer(head):
+    if _is_progress_outdated(head):
         return Phase.TRAINING
     # Until a node arrives, a reopened run has the progress written at its closing.
     phase = head.progress.phase if head.progress is not None else Phase.GATHERING
@@ -342,7 +342,7 @@ def _wait_reason(head: Head, *, members: int, waiting: int, elapsed: float | Non
         return f"the run is closed by {head.closed.by or 'an unknown caller'}{reason}"
     if not members and not waiting:
         return "no node is here"
-    if head.round is not None and _is_round_newer(head):
+    if head.round is not None and _is_progress_outdated(head):
         return f"round {head.round.number} stands with {plural(head.round.size)}"
     return explain(head.progress, elapsed=elapsed)
 
@@ -387,7 +387,7 @@ def _pending_resize(head: Head) -> Resized | None:
 
 
 def _aged_absent(head: Head, *, elapsed: float) -> AbsenceReport:
-    if head.progress is None or head.closed is not None or _is_round_newer(head):
+    if head.progress is None or head.closed is not None or _is_progress_outdated(head):
         return AbsenceReport()
     absent = head.progress.absent
     missing = tuple(one.replace(ago=None if one.ago is None else one.ago + elapsed) for one in absent.missing)
@@ -401,6 +401,6 @@ def _progress_age(head: Head, now: float, time_of_day: float) -> float:
     return max(since, time_of_day - said_at) if head.progress_found and said_at else since
 
 
-def _is_round_newer(head: Head) -> bool:
+def _is_progress_outdated(head: Head) -> bool:
     """Return True if the last round was committed after the run's progress was written."""
     return head.round is not None and (head.progress is None or head.progress.round < head.round.number)

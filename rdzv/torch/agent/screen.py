@@ -19,8 +19,8 @@ from rdzv.config.resizing import describe_size
 from rdzv.display.standard_error import StandardErrorHandler
 from rdzv.loop import EndKind
 from rdzv.torch.agent.unnamed_run import NO_NAME
-from rdzv.torch.pytorch import signal_of
-from store.printable import escape_arguments, plural, without_durations
+from rdzv.torch.pytorch import signal_name_of
+from store.printable import escape_log_arguments, plural, without_durations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rdzv import Closed, Ending, sync
     from rdzv.config.settings import Settings
 
-log: logging.Logger = escape_arguments(logging.getLogger("rdzv.torch"))
+log: logging.Logger = escape_log_arguments(logging.getLogger("rdzv.torch"))
 
 WAITS_SILENTLY: Final = 3.0  # seconds that an agent waits for other nodes before it logs the reason
 SAYS_AGAIN_AFTER: Final = 30.0  # seconds until the same reason for a wait is logged again
@@ -84,7 +84,7 @@ class Screen:
         before = sys.excepthook
 
         def print_unless_signal(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            name = signal_of(error)
+            name = signal_name_of(error)
             if name is None:
                 before(kind, error, trace)
             else:

@@ -28,10 +28,10 @@ OUR_STORE: Final = b"rdzv"
 HUNG_UP: Final = "UNEXPECTED_EOF_WHILE_READING"
 
 
-async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: str) -> StoreError | Failure | None:
+async def explain_outage(host: str, port: int, tls: ssl.SSLContext | None, *, name: str) -> StoreError | Failure | None:
     """Return why a member cannot be reached: a permanent error, a temporary failure, or None if unknown."""
     try:
-        hello = await _first_bytes(host, port, tls)
+        hello = await _read_first_bytes(host, port, tls)
     except ssl.SSLCertVerificationError as error:
         return untrusted_error(name, error)
     except ssl.SSLError as error:
@@ -59,7 +59,7 @@ async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: st
     return ProtocolError(f"{name} does not answer in HTTP/2; it is no etcd v3.4 or later ({hello[:40]!r})")
 
 
-async def _first_bytes(host: str, port: int, tls: ssl.SSLContext | None) -> bytes:
+async def _read_first_bytes(host: str, port: int, tls: ssl.SSLContext | None) -> bytes:
     """Return a member's first bytes: a rejected certificate may show only when they are read."""
     with anyio.fail_after(ANSWER_WITHIN):
         reader, writer = await asyncio.open_connection(host, port, ssl=tls)
@@ -75,7 +75,7 @@ async def _speaks_tls(host: str, port: int) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing secret is sent
     try:
-        await _first_bytes(host, port, context)
+        await _read_first_bytes(host, port, context)
     except ssl.SSLError as error:
         return error.reason not in (*NO_TLS, HUNG_UP)
     except (OSError, EOFError):

@@ -136,7 +136,7 @@ class ConnectionTable:
             self._timer.cancel()
             self._timer = None
 
-    def count_refusal(self, why: str, *args: Any) -> None:
+    def log_refusal(self, why: str, *args: Any) -> None:
         """Count and log a refused or closed connection."""
         self.refused += 1
         self.lines.write(log, logging.WARNING, why, *args)
@@ -159,24 +159,24 @@ class ConnectionTable:
         """
         while (silent := self._choose_victim(beside=beside)) is not None:
             self.unregister(silent)
-            self.count_refusal(
+            self.log_refusal(
                 "a connection is closed: it has sent no valid hello, and %d such connections wait (handshakes_max)",
                 self._strangers_max,
             )
             silent.abort()
-        return not self._is_full(coming, beside=beside)
+        return not self._are_handshakes_full(coming, beside=beside)
 
-    def _is_full(self, coming: int, *, beside: bool) -> bool:
+    def _are_handshakes_full(self, coming: int, *, beside: bool) -> bool:
         if len(self._strangers) + coming >= self._strangers_max:
             return True
         share = max(self._strangers_max // BESIDE_SHARE, 1)
         return beside and sum(row.beside for row in self._strangers.values()) + coming >= share
 
     def _choose_victim(self, *, beside: bool) -> Closeable | None:
-        if not self._is_full(0, beside=beside):  # there is room, so no stranger is closed
+        if not self._are_handshakes_full(0, beside=beside):  # there is room, so no stranger is closed
             return None
         among = len(self._strangers) < self._strangers_max  # only the HTTP share is full: close HTTP strangers
-        silent_since = self.clock() - max(YIELD_AFTER, min(self._handshake_seconds(), YIELD_MOST))
+        silent_since = self.clock() - max(YIELD_AFTER, min(self._slow_handshake_seconds(), YIELD_MOST))
         if next(iter(self._strangers.values())).since > silent_since:  # even the longest silence is too short
             return None
         silent = [
@@ -189,7 +189,7 @@ class ConnectionTable:
         ((most, _),) = Counter(address for _, address in silent).most_common(1)
         return next(who for who, address in silent if address == most)
 
-    def _handshake_seconds(self) -> float:
+    def _slow_handshake_seconds(self) -> float:
         return YIELD_FACTOR * self._slowest if self.clock() - self._slowest_at <= LATELY else 0.0
 
     def limit_handshake(
@@ -210,7 +210,7 @@ class ConnectionTable:
     def _close_overdue(self) -> None:
         self._timer = None
         now = self.clock()
-        longest = min(self._handshake_seconds(), HELLO_FACTOR * self.limits.handshake_timeout)
+        longest = min(self._slow_handshake_seconds(), HELLO_FACTOR * self.limits.handshake_timeout)
         for row in list(self._strangers.values()):
             if row.due > now + SOON or row.give_up is None:
                 continue

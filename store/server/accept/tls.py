@@ -171,7 +171,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             return
         self._ending = True
         self._table.unregister(self)
-        self._table.count_refusal("%s is refused: TLS failed: %s", self._name, why)
+        self._table.log_refusal("%s is refused: TLS failed: %s", self._name, why)
         if farewell:
             self._raw.write(farewell)
         self._raw.close()

@@ -17,13 +17,13 @@ import store
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.host_queries import (
     Host,
+    HostReply,
     LostReport,
     MultiHostDial,
-    Reply,
-    ask_all,
-    explain_answers,
-    find_serving_host,
-    report_host_lost,
+    announce_lost_host,
+    ask_all_hosts,
+    explain_no_host_serves,
+    wait_for_serving_host,
 )
 from rdzv.backends.hosting import HostedStore, serve_store_on
 from rdzv.backends.succession import HostSuccession
@@ -87,10 +87,10 @@ async def test_a_host_refuses_only_if_each_address_of_its_name_does(monkeypatch:
     async with silent() as mute, store.serve() as server:
         closed, own = free_port(), free_port()
         candidate = succession([mute, own])
-        await candidate.begin()
+        await candidate.try_to_start()
         host, word = host_at(closed, "a.name.of.two.addresses"), LostReport(f"127.0.0.1:{mute}", TOKEN.encode())
 
-        async def ask(*ports: int, name: str = "") -> Reply:
+        async def ask(*ports: int, name: str = "") -> HostReply:
             resolved = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in ports]
             monkeypatch.setattr(host.addresses, "resolve", lambda: resolved)
             return await host.ask(None, within=0.3, own=name)
@@ -110,7 +110,7 @@ async def test_a_host_refuses_only_if_each_address_of_its_name_does(monkeypatch:
             assert (await ask(mute, own, name=name)).answer is Answer.SILENT
             unclear = await ask(closed, mute)
             assert str(unclear) == f"does not answer ({UNREACHABLE})"
-            assert f"({UNREACHABLE}) does not answer" in explain_answers([host], [unclear])
+            assert f"({UNREACHABLE}) does not answer" in explain_no_host_serves([host], [unclear])
             await ask(mute, own)
             assert (await host.ask(None, word=word)).answer is Answer.CANDIDATE
         finally:
@@ -143,7 +143,7 @@ async def test_of_two_stores_nodes_take_the_one_of_the_later_generation() -> Non
                 dial = MultiHostDial(settings, Credentials(settings))
                 async with store.Client(dial, name="a newcomer", timeout=2.0) as newcomer:
                     assert newcomer.store_id == second.store_id
-                found = await ask_all([host_at(port) for port in ports], None)
+                found = await ask_all_hosts([host_at(port) for port in ports], None)
                 said = [str(asked) for asked in found if asked.answer is Answer.SERVES]
                 assert sorted(said) == ["serves (generation 1)", "serves (generation 3)"]
 
@@ -160,10 +160,10 @@ async def test_a_candidate_says_so_and_serves_once_the_others_refuse() -> None:
     async with silent() as mute:
         own = free_port()
         candidate = succession([mute, own])
-        await candidate.begin()
+        await candidate.try_to_start()
         try:
             assert not candidate.is_hosting
-            (asked,) = await ask_all([host_at(own)], None)
+            (asked,) = await ask_all_hosts([host_at(own)], None)
             assert asked.answer is Answer.CANDIDATE
             assert asked.name
         finally:
@@ -177,7 +177,7 @@ async def test_a_host_that_dies_before_a_node_has_connected_is_succeeded() -> No
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(store.serve())
         waiting = succession([server.port, free_port()])
-        await waiting.begin()
+        await waiting.try_to_start()
         await stack.aclose()
         try:
             await wait_until_hosting(waiting)
@@ -192,7 +192,7 @@ async def test_only_one_of_several_processes_serves() -> None:
     hosts = [free_port(), free_port()]
     several = [succession(hosts) for _ in range(4)]
     try:
-        await asyncio.gather(*(one.begin() for one in several))
+        await asyncio.gather(*(one.try_to_start() for one in several))
         async with asyncio.timeout(10):
             tasks = [one._task for one in several if one._task is not None]
             _, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -211,7 +211,7 @@ async def test_a_store_that_cannot_tell_its_nodes_that_it_ends_does_not_hand_ove
     """The next host began to serve, while nodes that had not heard of it could meet in the store that was ending."""
     hosts = [free_port(), free_port()]
     one = succession(hosts)
-    await one.begin()
+    await one.try_to_start()
     await wait_until_hosting(one)
     async with asyncio.timeout(10):
         assert one._hosted_store is not None
@@ -240,7 +240,7 @@ async def test_a_node_told_to_end_while_it_is_a_candidate_or_starts_the_store_gi
         own = free_port()
         one = succession([free_port() if other_answers else mute, own])
         one.may_host = lambda away: away > 60 or not leaves.is_set()
-        await one.begin()
+        await one.try_to_start()
         async with asyncio.timeout(10):
             if other_answers:
                 await in_thread(leaves.wait)
@@ -260,18 +260,18 @@ async def test_a_word_counts_only_with_the_token_and_for_a_silent_host(monkeypat
     async with silent() as mute:
         own = free_port()
         candidate = succession([mute, own])
-        await candidate.begin()
+        await candidate.try_to_start()
         monkeypatch.setattr("rdzv.backends.succession.ANSWERS_WITHIN", 60.0)  # the word ends the question under way
         settings = candidate._settings
         try:
             with pytest.raises(RendezvousSettingsError, match="is not one of the several hosts"):
-                await report_host_lost(settings, Credentials(settings), "elsewhere")
+                await announce_lost_host(settings, Credentials(settings), "elsewhere")
             with pytest.raises(RendezvousStateError, match="is a candidate, so its machine is not lost"):
-                await report_host_lost(settings, Credentials(settings), f"127.0.0.1:{own}")
+                await announce_lost_host(settings, Credentials(settings), f"127.0.0.1:{own}")
             forged = LostReport(f"127.0.0.1:{mute}", b"another token")
             assert (await host_at(own).ask(None, word=forged)).answer is not Answer.CANDIDATE
             assert not candidate.is_hosting
-            told = await report_host_lost(settings, Credentials(settings), f"127.0.0.1:{mute}")
+            told = await announce_lost_host(settings, Credentials(settings), f"127.0.0.1:{mute}")
             assert told == f"127.0.0.1:{own} was told that 127.0.0.1:{mute} is lost"
             await wait_until_hosting(candidate)
         finally:
@@ -288,14 +288,14 @@ def test_a_blocking_caller_without_a_node_is_told_why_no_host_serves() -> None:
     settings = parse(f"tcp://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}/job", {"min_nodes": 1}, {})
     dial = MultiHostDial(settings, Credentials(settings))
     with pytest.raises(RendezvousConnectionError, match=rf"none of 127.0.0.1:{ports[0]}, .* nobody listens there"):
-        find_serving_host(dial, within=0.5)
+        wait_for_serving_host(dial, within=0.5)
 
 
 async def test_a_store_that_cannot_be_started_is_an_error_before_the_node_joins() -> None:
     ports = [free_port(), free_port()]
     broken = succession(ports, token="short")
     with pytest.raises(RendezvousSettingsError, match="the token has 5 bytes"):
-        await broken.begin()
+        await broken.try_to_start()
 
 
 @pytest.mark.virtual_time
@@ -307,17 +307,17 @@ async def test_hosts_of_which_none_serves_are_asked_and_named_ever_more_rarely(
     """
     asked: list[float] = []
 
-    async def none_serves(hosts: list[Host], *_: object, **__: object) -> list[Reply]:
+    async def none_serves(hosts: list[Host], *_: object, **__: object) -> list[HostReply]:
         asked.append(asyncio.get_running_loop().time())
         error = OSError("No route to host") if len(asked) % 2 else None
-        return [Reply(Answer.SILENT, error=error)] * len(hosts)
+        return [HostReply(Answer.SILENT, error=error)] * len(hosts)
 
-    monkeypatch.setattr("rdzv.backends.succession.ask_all", none_serves)
+    monkeypatch.setattr("rdzv.backends.succession.ask_all_hosts", none_serves)
     waiting = succession([free_port(), free_port()])
     for outage in range(2):
         asked.clear()
         caplog.clear()
-        await waiting.begin()
+        await waiting.try_to_start()
         await asyncio.sleep(60)
         assert sum(at - asked[0] < 1.0 for at in asked) >= 15, "at first the others wait for the host"
         assert sum(at - asked[0] > 30.0 for at in asked) <= 62

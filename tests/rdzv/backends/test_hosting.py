@@ -330,7 +330,7 @@ async def test_a_node_with_is_host_warns_if_the_port_turns_out_to_be_taken(
             lambda within: store.Client(TcpDialer(address, None), name="it", timeout=within),
             random.Random(1),
         )
-        await hosting.begin()
+        await hosting.try_to_start()
         names["head.test"] = ["127.0.0.1"]
         while "is_host is set, but" not in caplog.text:  # noqa: ASYNC110  there is no event to wait for
             await asyncio.sleep(0.01)

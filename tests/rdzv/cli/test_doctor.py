@@ -131,8 +131,8 @@ async def test_a_name_that_resolves_to_loopback_or_not_at_all_is_a_problem(monke
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     checks: list[doctor.Check] = []
-    assert await doctor._check_name("head", 29400, checks, timeout=5.0) == ["127.0.1.1"]
-    assert await doctor._check_name("nowhere", 29400, checks, timeout=5.0) == []
+    assert await doctor._check_dns("head", 29400, checks, timeout=5.0) == ["127.0.1.1"]
+    assert await doctor._check_dns("nowhere", 29400, checks, timeout=5.0) == []
     trap, unknown = checks
     assert not trap.passed
     assert "/etc/hosts" in trap.remedy

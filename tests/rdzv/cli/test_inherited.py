@@ -157,7 +157,7 @@ def test_a_signal_repeated_within_a_second_counts_once(
 ) -> None:
     now = 100.0
     monkeypatch.setattr("rdzv.cli.command.time.monotonic", lambda: now)
-    wish = command.SignalFilter()
+    wish = command.RepeatedSignalFilter()
     assert wish.accept(first)
     now += pause
     assert wish.accept(second) is is_new
@@ -166,7 +166,7 @@ def test_a_signal_repeated_within_a_second_counts_once(
 
 
 def test_a_warning_and_a_termination_signal_count_separately() -> None:
-    wish = command.SignalFilter()
+    wish = command.RepeatedSignalFilter()
     assert wish.accept(signal.SIGUSR1)
     assert not wish.accept(signal.SIGUSR1)
     assert wish.accept(signal.SIGTERM)

@@ -335,7 +335,7 @@ async def test_after_a_lost_request_the_screen_keeps_the_last_status(monkeypatch
     async with store.serve() as server, two_nodes(f"{server.url}/job"), looked_at(f"{server.url}/job") as (run, wakeup):
         monkeypatch.setattr(Run, "account", lost_in_between)
         async with asyncio.timeout(LIMIT):
-            last = await look._show_on_screen(run, wakeup, await look._read_screen(run), Seen())
+            last = await look._show_on_screen(run, wakeup, await look._read_frame(run), Seen())
     assert last.status.closed == "seen enough"
 
 
@@ -349,7 +349,7 @@ async def test_a_lost_store_is_shown_within_two_seconds(how: str, moment: float)
         screen = Seen()
         looking = contextlib.AsyncExitStack()
         observed = await looking.enter_async_context(run.looked_at())
-        task = run.start(look._show_on_screen(observed, Wakeup(), await look._read_screen(observed), screen), "follow")
+        task = run.start(look._show_on_screen(observed, Wakeup(), await look._read_frame(observed), screen), "follow")
         await asyncio.sleep(3 + moment)
         gone_at = asyncio.get_running_loop().time()
         if how == "died":

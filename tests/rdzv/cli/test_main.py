@@ -281,7 +281,7 @@ def test_an_interrupt_while_a_command_is_imported_is_no_traceback(monkeypatch: p
     def interrupted(_: str) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_module_of", interrupted)
+    monkeypatch.setattr(cli, "_import_cli_module", interrupted)
     assert cli.main(["ping", "tcp://127.0.0.1"]) == 130
 
 

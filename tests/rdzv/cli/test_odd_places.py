@@ -313,7 +313,7 @@ def test_folders_of_killed_processes_are_deleted_by_the_next_process(
     with open(held / own_folder.LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.utime(held, (old, old))
-        with own_folder.folder_for_block("p-") as mine:
+        with own_folder.temporary_folder("p-") as mine:
             assert mine.is_dir()
             assert [path.is_dir() for path in (left, fresh, other, held)] == [False, True, True, True]
             os.utime(mine, (old, old))

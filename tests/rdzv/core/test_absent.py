@@ -5,8 +5,8 @@ import pytest
 from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, AbsenceReport, Missing, node_label
 from rdzv.core.decision import explain, next_report_at
 from rdzv.core.state import NodesLost, Progress
-from rdzv.loop.round_monitor import describe_gone
-from rdzv.membership import changes_since
+from rdzv.loop.round_monitor import describe_gone_nodes
+from rdzv.membership import unreported_changes
 from tests.support.hand_fed import HandFed, round_of
 
 
@@ -120,10 +120,10 @@ def test_a_loss_is_announced_with_the_address_of_the_lost_node() -> None:
     run.arrive("a", "localhost-4535", address="10.77.0.12")
     run.commit()
     run.die("localhost-4535")
-    lost, *_ = changes_since([], run.head(), round=run.round, dropped=None)
+    lost, *_ = unreported_changes([], run.head(), round=run.round, dropped=None)
     assert isinstance(lost, NodesLost)
     assert lost == NodesLost(1, ("localhost-4535",))
-    assert describe_gone(lost) == "localhost-4535 (10.77.0.12)"
+    assert describe_gone_nodes(lost) == "localhost-4535 (10.77.0.12)"
 
 
 @pytest.mark.parametrize(("address", "words"), [(None, "a"), ("", "a"), ("a", "a"), ("b", "a (b)")])

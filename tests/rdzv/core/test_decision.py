@@ -41,7 +41,7 @@ from rdzv.core.state import (
     Progress,
 )
 from rdzv.errors import RendezvousSettingsError
-from rdzv.membership import changes_since
+from rdzv.membership import unreported_changes
 from store.messages import Event
 from tests.support.hand_fed import HandFed, round_of
 
@@ -540,7 +540,7 @@ TOLD = STANDS.replace(lost=1, lost_ids=("x",), departed=2, departed_ids=("y", "z
 
 def told(seen: Sequence[Change], progress: Progress | None, **fields: Any) -> list[Change]:
     head = Head(progress=progress, closed=fields.pop("closed", None))
-    return changes_since(seen, head, round=fields.pop("round", ROUND), dropped=fields.pop("dropped", None))
+    return unreported_changes(seen, head, round=fields.pop("round", ROUND), dropped=fields.pop("dropped", None))
 
 
 WAIT_2 = STANDS.replace(waiting=2)

@@ -29,7 +29,7 @@ STANDS = Progress(phase=Phase.TRAINING, round=0)
 def begun(*node_ids: str, now: float = 100.0) -> HistoryWriter:
     """Return the history writer of a coordinator that has just committed round 0."""
     chronicle = HistoryWriter()
-    chronicle.note_written(chronicle.with_round(0, dict.fromkeys(node_ids, ""), known=(), now=now), now=now)
+    chronicle.note_written(chronicle.history_with_round(0, dict.fromkeys(node_ids, ""), known=(), now=now), now=now)
     return chronicle
 
 
@@ -38,7 +38,7 @@ def told(
 ) -> tuple[Incident, ...]:
     """Write this progress, and return the incidents of the round; none if nothing is new."""
     chronicle.note_progress(progress, now=now)
-    history = chronicle.with_incidents(progress, closed, now=now)
+    history = chronicle.history_with_incidents(progress, closed, now=now)
     if history is None:
         return ()
     chronicle.note_written(history, now=now)
@@ -47,7 +47,7 @@ def told(
 
 def test_a_chapter_has_the_new_nodes_and_the_time_since_the_last_round() -> None:
     nodes = dict.fromkeys(["a", "c"], "")
-    _, chapter = begun("a", "b").with_round(1, nodes, known=["a", "b"], now=112.5).chapters
+    _, chapter = begun("a", "b").history_with_round(1, nodes, known=["a", "b"], now=112.5).chapters
     assert (chapter.node_ids, chapter.joined, chapter.joined_ids) == (("a", "c"), 1, ("c",))
     assert (chapter.number, chapter.size, chapter.after) == (1, 2, 12.5)
 
@@ -100,7 +100,7 @@ def test_each_other_incident_of_a_round_is_recorded_once(
 ) -> None:
     chronicle = begun("a", "b")
     # that commit was refused, so the round never existed
-    chronicle.with_round(1, dict.fromkeys(["a"], ""), known=["a", "b"], now=102)
+    chronicle.history_with_round(1, dict.fromkeys(["a"], ""), known=["a", "b"], now=102)
     expected = () if incident is None else (incident,)
     assert told(chronicle, STANDS.replace(**change), closed=closed, now=103) == expected
     assert told(chronicle, STANDS.replace(**change), closed=closed, now=104) == ()
@@ -108,7 +108,7 @@ def test_each_other_incident_of_a_round_is_recorded_once(
 
 
 def test_a_chapter_keeps_addresses_that_differ_from_the_names() -> None:
-    history = HistoryWriter().with_round(0, {"a": "10.0.0.1", "b": "b", "c": ""}, known=(), now=0)
+    history = HistoryWriter().history_with_round(0, {"a": "10.0.0.1", "b": "b", "c": ""}, known=(), now=0)
     assert history.chapters[0].addresses == {"a": "10.0.0.1"}
     assert History.unpack(pack_history(history)) == history
 
@@ -123,7 +123,7 @@ def test_a_successor_continues_the_history_and_marks_the_gap_that_it_did_not_see
     assert told(successor, lost, now=7) == ()
     (_, new) = told(successor, lost.replace(departed=1, departed_ids=("a",)), now=8)
     assert new == Incident(kind="left", after=None, count=1, node_ids=("a",))
-    assert successor.with_round(1, dict.fromkeys(["c"], ""), known=["a", "b"], now=9).chapters[-1].after is None
+    assert successor.history_with_round(1, dict.fromkeys(["c"], ""), known=["a", "b"], now=9).chapters[-1].after is None
 
 
 def test_names_and_incidents_are_bounded_but_counts_are_complete() -> None:
@@ -143,7 +143,7 @@ def test_of_the_oldest_rounds_only_the_sums_remain_by_number_and_by_size() -> No
         now = 100.0 + 10 * number
         lost = STANDS.replace(round=number - 1, phase=Phase.GATHERING, live=1, lost=1, lost_ids=("b",))
         told(chronicle, lost, now=now - 4)
-        chronicle.note_written(chronicle.with_round(number, {"a": "", "b": ""}, known=["a"], now=now), now=now)
+        chronicle.note_written(chronicle.history_with_round(number, {"a": "", "b": ""}, known=["a"], now=now), now=now)
     assert len(chronicle._history.chapters) == CHAPTERS_MOST
     kept = History.unpack(pack_history(chronicle._history))
     assert [chapter.number for chapter in kept.chapters] == list(range(2 * CHAPTERS_MOST, 3 * CHAPTERS_MOST))
@@ -165,7 +165,7 @@ def test_the_time_without_a_round_is_split_into_meeting_and_waiting_for_nodes() 
     chronicle.take_over(History(), began=None, now=90, waited=5)
     chronicle.note_progress(Progress(phase=Phase.GATHERING, absent=AbsenceReport(waited=5)), now=90)
     chronicle.note_progress(Progress(phase=Phase.LAST_CALL), now=95)
-    first = chronicle.with_round(0, {"a": "", "b": ""}, known=(), now=98, at=1_000_000.0)
+    first = chronicle.history_with_round(0, {"a": "", "b": ""}, known=(), now=98, at=1_000_000.0)
     assert first.past.spent == TimeSpent(regrouped=3.0, waited=10.0)
     assert first.past.since == 1_000_000.0 - 13
     chronicle.note_written(first, now=98)
@@ -173,7 +173,7 @@ def test_the_time_without_a_round_is_split_into_meeting_and_waiting_for_nodes() 
     chronicle.note_progress(STANDS.replace(live=1, lost=1), now=108)  # the other one leaves the round ...
     chronicle.note_progress(STANDS.replace(phase=Phase.GATHERING), now=109)  # ... and waits
     chronicle.note_progress(STANDS.replace(phase=Phase.LAST_CALL), now=129)
-    second = chronicle.with_round(1, {"a": "", "c": ""}, known=["a", "b"], now=130, at=1_000_032.0)
+    second = chronicle.history_with_round(1, {"a": "", "c": ""}, known=["a", "b"], now=130, at=1_000_032.0)
     assert (second.chapters[0].stopped, second.chapters[0].short) == (10.0, 20.0)
     assert time_spent(second.chapters[0], 32.0) == TimeSpent(trained=10.0, regrouped=2.0, waited=20.0)
     assert seconds_between_completions(*second.chapters) == 32.0
@@ -182,7 +182,9 @@ def test_the_time_without_a_round_is_split_into_meeting_and_waiting_for_nodes() 
 def test_losses_are_grouped_by_reason_with_unnamed_ones_apart() -> None:
     chronicle = begun("a", "b", "c", "d")
     lost = STANDS.replace(lost=4, lost_ids=("a", "b", "c"))
-    history = chronicle.with_incidents(lost, None, now=101, at=7.0, why={"a": "silent", "c": "silent", "b": "gone"})
+    history = chronicle.history_with_incidents(
+        lost, None, now=101, at=7.0, why={"a": "silent", "c": "silent", "b": "gone"}
+    )
     assert history is not None
     told_of = [(one.reason, one.node_ids, one.count, one.at) for one in history.chapters[-1].incidents]
     assert told_of == [("silent", ("a", "c"), 2, 7.0), ("gone", ("b",), 1, 7.0), ("", (), 1, 7.0)]

@@ -4,15 +4,15 @@ import zlib
 
 import pytest
 
-from rdzv.core.questions import ANSWER_BYTES_MOST, pack_answer, unpack_answer
+from rdzv.core.questions import ANSWER_BYTES_MOST, compress_answer, decompress_answer
 from rdzv.errors import RendezvousStateError
 
 
 def test_an_answer_is_packed_and_unpacked_and_a_very_large_one_is_cut() -> None:
-    assert unpack_answer(pack_answer("File «a.py»")) == "File «a.py»"
-    assert len(unpack_answer(zlib.compress(b"a" * (ANSWER_BYTES_MOST + 1)))) == ANSWER_BYTES_MOST
+    assert decompress_answer(compress_answer("File «a.py»")) == "File «a.py»"
+    assert len(decompress_answer(zlib.compress(b"a" * (ANSWER_BYTES_MOST + 1)))) == ANSWER_BYTES_MOST
 
 
 def test_bytes_that_are_no_answer_are_an_error() -> None:
     with pytest.raises(RendezvousStateError):
-        unpack_answer(b"\xc1")
+        decompress_answer(b"\xc1")

@@ -24,7 +24,7 @@ def test_all_stop_right_after_the_largest_step_that_was_begun(answers: dict[str,
 
 def test_after_its_answer_the_gate_is_closed_until_the_decision() -> None:
     gate = StepGate()
-    fresh = gate.begun, gate.at_end, gate.decided, gate.for_newcomers, gate.has_stopped, gate.is_awaited, gate.finished
+    fresh = gate.begun, gate.at_end, gate.decided, gate.for_newcomers, gate.is_at_stop, gate.is_awaited, gate.finished
     assert fresh == (None, False, False, False, False, False, None)
     assert gate.close_gate() is None
     gate.note_decision(None)
@@ -40,7 +40,7 @@ def test_after_its_answer_the_gate_is_closed_until_the_decision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("begun", "stop", "at_end", "has_stopped"),
+    ("begun", "stop", "at_end", "is_at_stop"),
     [
         (8, 9, False, False),  # the member may leave in the middle of this step, and the others wait for it there
         (9, 9, False, True),
@@ -51,7 +51,7 @@ def test_after_its_answer_the_gate_is_closed_until_the_decision() -> None:
     ],
 )
 def test_a_member_has_stopped_once_it_has_reached_the_agreed_step(
-    begun: int | None, stop: int | None, at_end: bool, has_stopped: bool
+    begun: int | None, stop: int | None, at_end: bool, is_at_stop: bool
 ) -> None:
     gate = StepGate()
     if begun is not None:
@@ -59,7 +59,7 @@ def test_a_member_has_stopped_once_it_has_reached_the_agreed_step(
     if at_end:
         gate.finish()
     gate.note_decision(stop)
-    assert gate.has_stopped is has_stopped
+    assert gate.is_at_stop is is_at_stop
 
 
 @pytest.mark.parametrize(("for_newcomers", "stop"), [(True, 5), (False, None)])

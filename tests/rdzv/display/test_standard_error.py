@@ -43,9 +43,9 @@ def test_the_last_lines_of_other_handlers_are_written_at_exit() -> None:
     """Regression: the line by which an agent says why it ends was lost under PyTorch 2.4."""
     program = """
 import logging
-from rdzv.display.standard_error import write_logs_in_thread
+from rdzv.display.standard_error import unblock_stderr_logging
 logging.basicConfig()
-write_logs_in_thread()
+unblock_stderr_logging()
 for number in range(9000):
     logging.warning("line %d", number)
 """

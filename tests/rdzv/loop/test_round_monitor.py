@@ -9,11 +9,11 @@ import pytest
 
 import rdzv
 from rdzv.core.round import Round
-from rdzv.core.round_life import Ending, EndKind, Outcome, WorkPhase
+from rdzv.core.round_life import Ending, EndKind, NextAction, WorkPhase
 from rdzv.core.state import Closed, Head, Phase, Progress
 from rdzv.core.stopping import Stop
 from rdzv.core.stuck.step_log import StepLog
-from rdzv.loop.round_monitor import RoundMonitor, accuse_unnamed
+from rdzv.loop.round_monitor import RoundMonitor, accuse_unknown_member
 from rdzv.membership import Membership
 from rdzv.testing import ClusterNode, cluster
 from store.calls import run_synchronously
@@ -125,14 +125,14 @@ class Driven:
             return news
 
         async def note(*_: object) -> bool:
-            self.did.append("accuse_unnamed")
+            self.did.append("accuse_unknown_member")
             return True
 
         monkeypatch.setattr(self.monitor, "claim_end", be_first)
-        monkeypatch.setattr(self.monitor, "_wait_for_loss", await_news)
-        monkeypatch.setattr("rdzv.loop.round_monitor.accuse_unnamed", note)
+        monkeypatch.setattr(self.monitor, "_wait_for_possible_loss", await_news)
+        monkeypatch.setattr("rdzv.loop.round_monitor.accuse_unknown_member", note)
 
-    def on_work_end(self, failure: BaseException | str | None) -> Outcome:
+    def on_work_end(self, failure: BaseException | str | None) -> NextAction:
         async def in_node(work: Any) -> bool:
             return bool(await work)
 
@@ -143,26 +143,26 @@ class Driven:
 
 
 HUNG_UP = OSError("peer has hung up")
-ALL = ["claim", "accuse_unnamed", "release", "await news"]
+ALL = ["claim", "accuse_unknown_member", "release", "await news"]
 
 
 @pytest.mark.parametrize(
     ("failure", "ending", "more", "outcome", "did", "has_failed"),
     [
-        (None, LOST, {}, Outcome.MEET_AGAIN, [], True),
-        (None, AGREED, {}, Outcome.MEET_AGAIN, [], False),
-        (rdzv.RoundChanged("over"), AGREED, {}, Outcome.MEET_AGAIN, [], False),
-        (rdzv.MembersLostError("b"), None, {}, Outcome.MEET_AGAIN, [], True),
-        (HUNG_UP, LOST, {}, Outcome.MEET_AGAIN, [], True),
-        (KeyboardInterrupt(), LOST, {}, Outcome.RAISE, [], True),
-        (HUNG_UP, None, {}, Outcome.MEET_AGAIN, ["claim"], True),
-        (HUNG_UP, AGREED, {}, Outcome.MEET_AGAIN, ["claim"], True),
-        (HUNG_UP, None, {"is_first": True, "size": 1}, Outcome.RAISE, ["claim"], False),
-        (HUNG_UP, None, {"is_first": True}, Outcome.RAISE, ALL, False),
-        (HUNG_UP, None, {"is_first": True, "news": True}, Outcome.MEET_AGAIN, ALL, True),
-        (HUNG_UP, AGREED, {"is_first": True, "news": True}, Outcome.MEET_AGAIN, ALL, True),
-        (ExceptionGroup("", [HUNG_UP]), None, {"is_first": True}, Outcome.RAISE, ALL, False),
-        ("it exited", None, {"is_first": True, "size": 1}, Outcome.RAISE, ["claim it exited"], False),
+        (None, LOST, {}, NextAction.MEET_AGAIN, [], True),
+        (None, AGREED, {}, NextAction.MEET_AGAIN, [], False),
+        (rdzv.RoundChanged("over"), AGREED, {}, NextAction.MEET_AGAIN, [], False),
+        (rdzv.MembersLostError("b"), None, {}, NextAction.MEET_AGAIN, [], True),
+        (HUNG_UP, LOST, {}, NextAction.MEET_AGAIN, [], True),
+        (KeyboardInterrupt(), LOST, {}, NextAction.RAISE, [], True),
+        (HUNG_UP, None, {}, NextAction.MEET_AGAIN, ["claim"], True),
+        (HUNG_UP, AGREED, {}, NextAction.MEET_AGAIN, ["claim"], True),
+        (HUNG_UP, None, {"is_first": True, "size": 1}, NextAction.RAISE, ["claim"], False),
+        (HUNG_UP, None, {"is_first": True}, NextAction.RAISE, ALL, False),
+        (HUNG_UP, None, {"is_first": True, "news": True}, NextAction.MEET_AGAIN, ALL, True),
+        (HUNG_UP, AGREED, {"is_first": True, "news": True}, NextAction.MEET_AGAIN, ALL, True),
+        (ExceptionGroup("", [HUNG_UP]), None, {"is_first": True}, NextAction.RAISE, ALL, False),
+        ("it exited", None, {"is_first": True, "size": 1}, NextAction.RAISE, ["claim it exited"], False),
     ],
 )
 def test_the_outcome_of_a_round(
@@ -170,7 +170,7 @@ def test_the_outcome_of_a_round(
     failure: BaseException | str | None,
     ending: Ending | None,
     more: dict[str, Any],
-    outcome: Outcome,
+    outcome: NextAction,
     did: list[str],
     has_failed: bool,
 ) -> None:
@@ -186,10 +186,10 @@ def test_the_first_ending_counts_unless_a_departure_follows_an_agreement(monkeyp
     monitor, told = driven.monitor, driven.told
     for ending in (AGREED, Ending(kind=EndKind.AGREED, reason="b to leave")):
         monitor.end(ending)
-        assert (monitor.ending, monitor.ended_abruptly, told) == (AGREED, False, [AGREED])
+        assert (monitor.ending, monitor.has_ended_abruptly, told) == (AGREED, False, [AGREED])
     for ending in (LOST, Ending(kind=EndKind.CLOSED, reason="enough"), AGREED):
         monitor.end(ending)
-        assert (monitor.ending, monitor.ended_abruptly, told) == (LOST, True, [AGREED, LOST])
+        assert (monitor.ending, monitor.has_ended_abruptly, told) == (LOST, True, [AGREED, LOST])
 
 
 def test_an_ending_is_announced_once_even_if_two_threads_race(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,4 +235,4 @@ async def test_a_node_without_a_round_accuses_no_member() -> None:
     async def connect() -> None:
         """Return no link: none is used."""
 
-    await accuse_unnamed(cast("Any", SimpleNamespace(open_link=connect, membership=None)), "a member is silent")
+    await accuse_unknown_member(cast("Any", SimpleNamespace(open_link=connect, membership=None)), "a member is silent")

@@ -10,7 +10,7 @@ import pytest
 from rdzv.core.state import Closed, NodesLost
 from rdzv.errors import RendezvousGracefulExitError
 from rdzv.node.handler import Handler
-from rdzv.node.node import JoinTicket
+from rdzv.node.node import JoinHandle
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 
 pytestmark = pytest.mark.virtual_time
@@ -58,11 +58,11 @@ SEEN_TO_THEIR_END = {
 async def test_an_abandoned_call_is_undone_before_the_next_one_begins() -> None:
     """Regression: the next call sent its record while the previous one was still being withdrawn."""
     async with VirtualRun(latency=0.05, min_nodes=1, max_nodes=1) as run:
-        node, unheard = run.handler("a").node, JoinTicket()
+        node, unheard = run.handler("a").node, JoinHandle()
         first = await node.next_rendezvous(unheard)
-        undoing = run.start(node.abandon(unheard))
+        undoing = run.start(node.undo_join(unheard))
         await asyncio.sleep(0)
-        second = await node.next_rendezvous(JoinTicket())
+        second = await node.next_rendezvous(JoinHandle())
         assert undoing.done()
         assert second.round.number == first.round.number + 1
 

@@ -88,7 +88,7 @@ def test_a_crash_loses_exactly_the_uncommitted_facts(machine: Machine) -> None:
     machine.disk.stalled_until = 1010.0
     machine.journal.append(ChangeSet(revisions=[put(1, "in hand")]))
     machine.journal.append(ChangeSet(revisions=[put(2, "pending")]))
-    machine.disk.lose_power()
+    machine.disk.crash_journal()
     saved = machine.open_journal().load()
     assert saved.revision == len(machine.written) - 1, "the group in hand got there, or it did not; the other did not"
     assert machine.durable == [1]

@@ -56,7 +56,7 @@ for private in PRIVATE:
         del sys.modules[room]
     import rdzv.torch
     from rdzv.torch import pytorch
-    assert pytorch.signal_of(ValueError()) is None
+    assert pytorch.signal_name_of(ValueError()) is None
     assert pytorch.end_of_agent().why == "an agent has ended"
     assert pytorch.underlying_store(pytorch.dist.HashStore()) is not None
     assert pytorch.find_agent() is None
@@ -139,10 +139,10 @@ def test_an_agent_with_other_variable_names_counts_as_unknown(run_result: object
     exec("def _invoke_run(self, run_result, call):\n    return call()", agent)
     found = agent["_invoke_run"](of_agent, run_result, it.find_agent)
     assert found.problem == ""
-    assert found.next_workers()() == {}
+    assert found.next_pids_reader()() == {}
     unnamed = it.SignalException("got a signal", signal.SIGINT)
     del unnamed.sigval
-    assert it.signal_of(unnamed) == "SIGTERM"
+    assert it.signal_name_of(unnamed) == "SIGTERM"
 
 
 def test_the_reason_of_an_agents_end_is_known_during_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_an_agents_workers_are_known_once_all_are_started() -> None:
     for ended in (None, 11, 12):
         for worker in group.workers:
             worker.id = ended  # workers of the previous round
-        pids = it.Agent("", group).next_workers()
+        pids = it.Agent("", group).next_pids_reader()
         assert pids() == {}
         group.workers = [Worker(local_rank=rank) for rank in range(2)]
         assert pids() == {}
@@ -189,7 +189,7 @@ def test_an_agents_workers_are_known_once_all_are_started() -> None:
         assert pids() == {}
         group.workers[1].id = 22
         assert pids() == {0: 21, 1: 22}
-    assert it.Agent("").next_workers()() == {}
+    assert it.Agent("").next_pids_reader()() == {}
 
 
 def test_an_agent_is_done_once_its_workers_have_succeeded() -> None:

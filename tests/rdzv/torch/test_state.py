@@ -56,7 +56,7 @@ def told_by(model: torch.nn.Module, play: Callable[[Played], None]) -> Any:
     """Return the description of this model that its source broadcasts."""
     played = Played(sent=[value.clone() for value in model.state_dict().values()])
     play(played)
-    state.synchronize(0, rank=0, lags=False, model=model, optimizer=None, extra=7)
+    state.broadcast_state(0, rank=0, lags=False, model=model, optimizer=None, extra=7)
     return played.told
 
 
@@ -64,10 +64,10 @@ def test_a_model_that_differs_is_an_error_at_its_member_only(play: Callable[[Pla
     told = told_by(torch.nn.Linear(4, 2), play)
     play(Played(told=told))
     with pytest.raises(ValueError, match=r"weight is \(2, 5\) of torch.float32 here, and \(2, 4\) of"):
-        state.synchronize(0, rank=1, lags=False, model=torch.nn.Linear(5, 2), optimizer=None, extra=None)
+        state.broadcast_state(0, rank=1, lags=False, model=torch.nn.Linear(5, 2), optimizer=None, extra=None)
     play(Played(told=told, differs="bias is missing here"))
     with pytest.raises(RoundChanged, match=r"rank 0 leaves, .*: bias is missing here"):
-        state.synchronize(0, rank=1, lags=False, model=torch.nn.Linear(4, 2), optimizer=None, extra=None)
+        state.broadcast_state(0, rank=1, lags=False, model=torch.nn.Linear(4, 2), optimizer=None, extra=None)
 
 
 def test_a_lagging_member_keeps_its_state_until_the_newest_is_complete(play: Callable[[Played], None]) -> None:
@@ -75,10 +75,10 @@ def test_a_lagging_member_keeps_its_state_until_the_newest_is_complete(play: Cal
     told, before = told_by(newest, play), {name: value.clone() for name, value in lagging.state_dict().items()}
     play(Played(told=told, sent=[newest.weight.detach()]))  # then the source dies
     with pytest.raises(RuntimeError, match="closed by peer"):
-        state.synchronize(0, rank=1, lags=True, model=lagging, optimizer=None, extra=None)
+        state.broadcast_state(0, rank=1, lags=True, model=lagging, optimizer=None, extra=None)
     assert all(torch.equal(value, before[name]) for name, value in lagging.state_dict().items())
     play(Played(told=told, sent=[newest.weight.detach(), newest.bias.detach()]))
-    assert state.synchronize(0, rank=1, lags=True, model=lagging, optimizer=None, extra=None) == 7
+    assert state.broadcast_state(0, rank=1, lags=True, model=lagging, optimizer=None, extra=None) == 7
     assert all(torch.equal(value, newest.state_dict()[name]) for name, value in lagging.state_dict().items())
 
 
@@ -87,7 +87,7 @@ def test_a_sharded_model_is_refused(play: Callable[[Played], None]) -> None:
     play(Played())
     model.weight.device_mesh = "that of fully_shard"
     with pytest.raises(ValueError, match=r"weight is sharded \(a DTensor\).*checkpoint"):
-        state.synchronize(0, rank=0, lags=False, model=model, optimizer=None, extra=None)
+        state.broadcast_state(0, rank=0, lags=False, model=model, optimizer=None, extra=None)
 
 
 def test_buffers_are_restored_only_before_the_optimizers_step() -> None:

@@ -20,7 +20,7 @@ from torch.distributed import rpc
 
 import rdzv.torch
 from rdzv.torch.pytorch import RELEASE, destroy_process_groups
-from rdzv.torch.state import synchronize
+from rdzv.torch.state import broadcast_state
 
 
 def over_a_store(url: str, rank: int, size: int) -> None:
@@ -74,7 +74,7 @@ def state_of_all_kinds(rank: int, size: int) -> None:
     model, newest = AllKinds(rank), AllKinds(size - 1)
     optimizer = torch.optim.SGD(model.parameters())
     for lags in (False, rank == 0):
-        assert synchronize(size - 1, rank=rank, lags=lags, model=model, optimizer=optimizer, extra=rank) == size - 1
+        assert broadcast_state(size - 1, rank=rank, lags=lags, model=model, optimizer=optimizer, extra=rank) == size - 1
     assert model.same_as(newest)
 
 

@@ -49,12 +49,12 @@ from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
 from rdzv.node.run.run_settings import RunSettings
 from rdzv.testing.machines import FixedPort
-from rdzv.testing.timeline import START, Host, Timeline
+from rdzv.testing.timeline import START, SimulatedLoop, Timeline
 from store import interface, messages
-from store.engine.applied import Answer, Delivery
+from store.engine.applied import Answer, EventBatch
 from store.engine.engine import Engine
 from store.engine.processes import DisconnectKind
-from store.errors import StoreReplaced, StoreTimeoutError, unsent_copy
+from store.errors import StoreReplaced, StoreTimeoutError, unsent_error
 from store.messages import Cancel, Entry, Event, Get, Guarded, KeepAlive, Listing, ListingPart, Put, Request, Transact
 from store.protocol.connection import error_of
 from tests.sim.checker import Checker
@@ -130,7 +130,7 @@ class _NoLuck(random.Random):
 class _Connection(interface.Store):
     """A node's client of the store. Its requests and the store's messages wait in two queues."""
 
-    def __init__(self, world: World, peer: int, host: Host) -> None:
+    def __init__(self, world: World, peer: int, host: SimulatedLoop) -> None:
         self._world, self._host, self._store_id = world, host, f"store {world.stores}"
         self.peer = peer
         self.closed = False
@@ -199,7 +199,7 @@ class _Connection(interface.Store):
     def check_not_lost(self) -> None:
         """Raise an error if the node has read that the store is lost."""
         if self._failed is not None:
-            raise unsent_copy(self._failed)
+            raise unsent_error(self._failed)
 
     @property
     def is_lost(self) -> bool:
@@ -214,7 +214,7 @@ class _Connection(interface.Store):
             self._failed = item
             for asked in self._answers.values():
                 if not asked.done():
-                    asked.set_exception(unsent_copy(item))
+                    asked.set_exception(unsent_error(item))
             for watch in self._watches.values():
                 watch.deliver(())
         elif type(item) is tuple:  # events; an answer is a record, which is a subclass of tuple
@@ -585,9 +585,9 @@ class World:
         until = min(lease_at, next_timer(timeline))
         while self.now < until - LOOK_EVERY:
             timeline.now += LOOK_EVERY
-            self.engine.advance_leases(now=self.now)
+            self.engine.advance_lease_clock(now=self.now)
         timeline.now = max(until, self.now)
-        if self.engine.advance_leases(now=self.now):
+        if self.engine.advance_lease_clock(now=self.now):
             self._deliver(self.engine.tick(now=self.now))
 
     def _apply(self, peer: int, id: int, request: Request[Any]) -> None:
@@ -612,7 +612,7 @@ class World:
             match one:
                 case Answer(peer=peer, request_id=id, response=response):
                     self._queue(peer, id, response)
-                case Delivery(watches=watches, events=events):
+                case EventBatch(watches=watches, events=events):
                     if OBSERVER in watches:
                         self.checker.take(events)
                         self.revisions |= {one.revision: kind for one in events if (kind := _compared_as(one.key))}
@@ -754,7 +754,7 @@ def _nothing(_: object) -> tuple[()]:
 
 _PASSED_OVER = (
     *(AbsenceReport, HistoryWriter, History),
-    *(World, Checker, Timeline, Host, _Member, _Connection, _NoLuck),
+    *(World, Checker, Timeline, SimulatedLoop, _Member, _Connection, _NoLuck),
     *(Settings, Keys, contextvars.Context),
 )
 """Types that are walked as roots, never change, or are only displayed."""

@@ -44,7 +44,7 @@ def read_by_sqlite(tmp_path: Path, log: bytes) -> int:
 
 
 def damaged(tmp_path: Path, log: bytes) -> bool:
-    return wal.is_damaged(io.BytesIO(log), size=len(log), count_of_frames_read=read_by_sqlite(tmp_path, log))
+    return wal.is_wal_damaged(io.BytesIO(log), size=len(log), count_of_frames_read=read_by_sqlite(tmp_path, log))
 
 
 def commits(log: bytes) -> list[int]:

@@ -25,7 +25,7 @@ from store.messages import (
     Transact,
 )
 from tests.support.by_hand import LOOK_EVERY, Desk
-from tests.support.stores import process_id_of
+from tests.support.stores import process_identity_of
 
 USAGE, *_ = FailureKind
 
@@ -152,7 +152,7 @@ GONE_TTL, DISCONNECT_TTL = 0.1, 1.0
 def test_after_a_restart_it_is_off_until_the_first_keep_alive() -> None:
     """As with `disconnect_ttl`: the lease has no keeper yet, so no peer's death ends it."""
     engine = Engine(store_id="s", durable=True)
-    engine.connect(1, session_id=b"s" * 16, process=process_id_of("a"), now=0.0)
+    engine.connect(1, session_id=b"s" * 16, process=process_identity_of("a"), now=0.0)
     request: Any = Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=GONE_TTL)
     engine.apply(request, peer=1, request_id=1, acknowledged=0, now=0.0)
     facts = engine.take_changeset()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from store import Add, Append, Get, Grant, Limits, Put, when
-from store.engine.applied import Delivery
+from store.engine.applied import EventBatch
 from store.engine.engine import Engine
 from store.engine.processes import DisconnectKind
 from store.engine.snapshots import STEP_KEYS
@@ -258,7 +258,7 @@ def longest_step(engine: Engine, frame: bytes) -> float:
         if applied.response is not None:
             wire.encode_response(request_id, applied.response)
         for delivery in applied.deliveries:
-            assert isinstance(delivery, Delivery)
+            assert isinstance(delivery, EventBatch)
             wire.encode_events(delivery.events)
         took.append(time.process_time() - began)
         if applied.work is None:
@@ -402,7 +402,7 @@ def test_the_end_of_many_things_at_once_is_done_in_steps(scene: Callable[[], tup
             step(desk.engine.do_postponed_work)
         for _ in range(400):
             desk.now += 0.1
-            step(lambda: desk.engine.advance_leases(now=desk.now) and desk.engine.tick(now=desk.now))
+            step(lambda: desk.engine.advance_lease_clock(now=desk.now) and desk.engine.tick(now=desk.now))
     finally:
         gc.enable()
     assert longest < STEP_SECONDS

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from store.engine.keyspace import ENTRY_OVERHEAD, Groups, Keyspace, answer_bytes
+from store.engine.keyspace import ENTRY_OVERHEAD, Groups, Keyspace, entry_answer_bytes
 from store.engine.requests import GROUPS_AT_ONCE
 from store.messages import Append, Delete, DeletePrefix, Entry, GroupPage, ListGroups, Put
 from tests.support.by_hand import Desk
@@ -71,10 +71,10 @@ def test_groups_come_in_pages_and_have_an_age() -> None:
 
 def test_the_largest_group_is_known() -> None:
     groups = Groups()
-    assert groups.largest() is None
+    assert groups.largest_group() is None
     groups.add_usage("a/many/c", 50, 100)
     groups.add_usage("a/heavy/c", 1, 1000)
-    heavy, many = groups.largest(), groups.largest(by_keys=True)
+    heavy, many = groups.largest_group(), groups.largest_group(by_keys=True)
     assert heavy is not None
     assert many is not None
     assert (heavy.name, many.name) == ("a/heavy/", "a/many/")
@@ -87,4 +87,4 @@ def test_no_entry_takes_more_in_an_answer_than_the_keyspace_says() -> None:
         key = rng.choice(["short", "a/longer/key", "\N{SNOWMAN}" * 30])
         before = keys.get(key)
         keys.put(Entry(key=key, value=bytes(rng.randrange(40)), create_revision=1, mod_revision=revision), before)
-        assert max(map(answer_bytes, [None, *keys.entries.values()])) <= keys.answer_bytes_max
+        assert max(map(entry_answer_bytes, [None, *keys.entries.values()])) <= keys.answer_bytes_max

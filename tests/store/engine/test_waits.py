@@ -29,13 +29,13 @@ def test_a_wait_stands_at_one_missing_key_so_that_writing_the_others_costs_nothi
     waits = Waits()
     for number in range(100):
         waits.add((1, number), parked("often", f"never {number}", missing="often"), cost=10)
-    ((standing, key),) = waits.affected_places([put("often")])
+    ((standing, key),) = waits.find_affected_waits([put("often")])
     for watcher in standing.pop(key):
         missing = waits.parked[watcher].next_missing({"often"})
         assert missing == 1
         waits.move_to_key(watcher, missing)
-    assert waits.affected_places([put("often")]) == []
-    ((standing, key),) = waits.affected_places([put("never 7")])
+    assert waits.find_affected_waits([put("often")]) == []
+    ((standing, key),) = waits.find_affected_waits([put("never 7")])
     assert standing[key] == {(1, 7): None}
 
 
@@ -44,7 +44,7 @@ def test_a_wait_whose_key_was_postponed_is_not_registered_any_more(popped: str) 
     waits = Waits()
     waits.add((1, 1), parked("a", missing="a", fence="fence"), cost=10)
     assert waits.is_registered((1, 1))
-    ((standing, key),) = waits.affected_places([put(popped)])
+    ((standing, key),) = waits.find_affected_waits([put(popped)])
     standing.pop(key)
     assert not waits.is_registered((1, 1))
 

@@ -19,7 +19,7 @@ def put(key: str, revision: int = 1, value: bytes = b"") -> Event:
 def hearers(watches: Watches, *events: Event) -> dict[tuple[int, int], list[str]]:
     """Return which watches get the events of which keys; each at most once."""
     heard: dict[tuple[int, int], list[str]] = {}
-    for by_peer, about in watches.watches_of(events):
+    for by_peer, about in watches.match_watches(events):
         for peer, watch_ids in by_peer.items():
             for watch_id in watch_ids:
                 assert (peer, watch_id) not in heard
@@ -37,7 +37,7 @@ def test_watches_of_one_prefix_are_notified_together() -> None:
     for peer in range(1000):
         watches.add(peer, 1, "run/")
     watches.add(0, 2, "other/")
-    (told,) = watches.watches_of((put("run/a"), put("run/b")))
+    (told,) = watches.match_watches((put("run/a"), put("run/b")))
     assert told[0] == {peer: [1] for peer in range(1000)}
     assert [event.key for event in told[1]] == ["run/a", "run/b"]
 
@@ -58,14 +58,14 @@ def test_a_watch_gets_exactly_the_keys_with_its_prefix_until_it_is_closed(
         assert watches.remove(*watcher) is (watcher in prefixes)
         assert not watches.remove(*watcher)
     for peer in gone:
-        list(watches.remove_peer(peer))
+        list(watches.remove_peer_in_steps(peer))
     left = {each: prefix for each, prefix in prefixes.items() if each not in closed and each[0] not in gone}
     heard = {each: [key for key in keys if key.startswith(prefix)] for each, prefix in left.items()}
     assert hearers(watches, *map(put, keys)) == {each: about for each, about in heard.items() if about}
     assert (len(watches), watches.count_of(1)) == (len(left), sum(peer == 1 for peer, _ in left))
     assert watches._sorted_lengths == {group: sorted(lengths) for group, lengths in watches._lengths.items()}
     for peer in range(4):
-        list(watches.remove_peer(peer))
+        list(watches.remove_peer_in_steps(peer))
     assert (watches.bytes, watches.by_prefix, watches._prefixes, watches._lengths) == (0, {}, {}, {})
 
 
@@ -113,8 +113,8 @@ def test_prefixes_of_thousands_of_lengths_slow_down_their_own_group_only() -> No
     event = put("/rdzv/theirs/head/round").replace(key=Looked("/rdzv/theirs/head/round"))
     assert sorted(hearers(watches, event)) == [(1, 10_000), (2, 1), (2, 2), (2, 3)]
     assert len(looked) < 50
-    list(watches.remove_peer(1))
-    list(watches.remove_peer(2))
+    list(watches.remove_peer_in_steps(1))
+    list(watches.remove_peer_in_steps(2))
     assert not watches._lengths
     assert not watches._sorted_lengths
 
@@ -137,15 +137,15 @@ def test_the_changes_of_a_request_are_bounded_by_the_prefix_lengths_that_its_key
     for length in range(1, LENGTHS_FEW + 1):
         watches.add(1, length, "y" * length)
     assert watches._of_many_lengths == set()
-    assert watches.changes_max(keys) == len(keys)
+    assert watches.count_changeable_keys(keys) == len(keys)
     for length in range(LENGTHS_FEW + 1, 1000):
         watches.add(1, length, "y" * length)
     assert watches._of_many_lengths == {""}
-    assert 1000 < watches.changes_max(keys) < 2048
-    assert watches.changes_max([key * 20 for key in keys]) < 60
-    assert watches.changes_max(["short"] * 2048) == 2048
-    assert watches.changes_max(["k" * 10**6] * 2) == 1, "at least one, or nobody could ever change it"
-    list(watches.remove_peer(1))
+    assert 1000 < watches.count_changeable_keys(keys) < 2048
+    assert watches.count_changeable_keys([key * 20 for key in keys]) < 60
+    assert watches.count_changeable_keys(["short"] * 2048) == 2048
+    assert watches.count_changeable_keys(["k" * 10**6] * 2) == 1, "at least one, or nobody could ever change it"
+    list(watches.remove_peer_in_steps(1))
     assert watches._of_many_lengths == set()
 
 
@@ -153,5 +153,5 @@ def test_keys_of_a_group_are_compared_with_its_own_prefixes_and_with_those_of_no
     watches = Watches(lambda key: key[:2] if key.startswith("g") else None)
     for length in range(3, 1000):
         watches.add(1, length, "g1" + "y" * length)
-    assert watches.changes_max(["g1" + "k" * 1000] * 2048) < 200
-    assert watches.changes_max(["g2" + "k" * 1000] * 2048) == 2048
+    assert watches.count_changeable_keys(["g1" + "k" * 1000] * 2048) < 200
+    assert watches.count_changeable_keys(["g2" + "k" * 1000] * 2048) == 2048

@@ -11,8 +11,8 @@ from store.etcd.codec import (
     classify_error,
     entry_of,
     events_by_revision,
+    key_spans,
     prefix_span,
-    spans,
 )
 from store.etcd.rpc import etcd_pb2 as pb
 from store.messages import Condition
@@ -60,10 +60,10 @@ def test_a_span_holds_exactly_the_keys_with_its_prefix(prefix: str, inside: list
 
 
 def test_hidden_keys_are_left_out_of_a_span_around_them_only() -> None:
-    assert spans("r", "rec/") == ((b"r", b"rec/"), (b"rec0", b"s"))
-    assert spans("", "rec/") == ((b"\0", b"rec/"), (b"rec0", b"\0"))
-    assert spans("rec/1", "rec/") == ((b"rec/1", b"rec/2"),)
-    assert spans("other", "rec/") == ((b"other", b"othes"),)
+    assert key_spans("r", "rec/") == ((b"r", b"rec/"), (b"rec0", b"s"))
+    assert key_spans("", "rec/") == ((b"\0", b"rec/"), (b"rec0", b"\0"))
+    assert key_spans("rec/1", "rec/") == ((b"rec/1", b"rec/2"),)
+    assert key_spans("other", "rec/") == ((b"other", b"othes"),)
 
 
 @pytest.mark.parametrize(

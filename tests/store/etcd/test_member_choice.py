@@ -5,7 +5,7 @@ import random
 import pytest
 
 from store.etcd.codec import Failure, FailureKind
-from store.etcd.member_choice import PAUSE_FIRST, PAUSE_MOST, MemberChoice, pause_after_failures
+from store.etcd.member_choice import PAUSE_FIRST, PAUSE_MOST, MemberChoice, max_retry_pause
 
 GONE = Failure("nobody listens there", FailureKind.UNDONE)
 SILENT = Failure("it has not answered within 1.0 s", FailureKind.DOUBT, silent=True)
@@ -72,4 +72,4 @@ def test_pauses_grow_to_five_seconds_and_to_one_if_no_member_can_be_reached(word
     assert max(pauses[:3]) <= 0.02, "the others are asked at once"
     assert all(most / 2 <= pause <= most for pause in pauses[-5:])
     assert choice().pause_before_retry(0) == 0.0
-    assert (pause_after_failures(0), pause_after_failures(10**6)) == (PAUSE_FIRST, PAUSE_MOST)
+    assert (max_retry_pause(0), max_retry_pause(10**6)) == (PAUSE_FIRST, PAUSE_MOST)

@@ -14,7 +14,7 @@ import pytest
 import store
 import store.sync
 from store.engine.engine import Engine
-from store.net.absence import OutageLog, warn_if_absent
+from store.net.absence import OutageLog, warn_if_silent
 from store.printable import in_words
 from tests.support.processes import free_port
 from tests.support.stores import MemoryNetwork, connect_in_memory, serve_in_memory
@@ -32,7 +32,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.virtual_time
 async def test_it_is_said_after_three_seconds_and_then_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
-    with warn_if_absent("tcp://head:29400", lambda: "no such name", within=600, ended_by="join_timeout"):
+    with warn_if_silent("tcp://head:29400", lambda: "no such name", within=600, ended_by="join_timeout"):
         await anyio.sleep(2.9)
         assert said(caplog) == []
         for _ in range(596):
@@ -53,7 +53,7 @@ async def test_of_many_clients_that_wait_for_one_store_one_logs_and_another_afte
     """A process with 359 nodes reported it 359 times."""
 
     async def wait(seconds: float) -> None:
-        with anyio.move_on_after(seconds), warn_if_absent("tcp://head:1", str, within=600, ended_by="join_timeout"):
+        with anyio.move_on_after(seconds), warn_if_silent("tcp://head:1", str, within=600, ended_by="join_timeout"):
             await anyio.sleep_forever()
 
     async with anyio.create_task_group() as tasks:
@@ -67,10 +67,10 @@ async def test_of_many_clients_that_wait_for_one_store_one_logs_and_another_afte
 
 @pytest.mark.virtual_time
 async def test_nothing_is_said_once_the_wait_is_over_however_it_ended(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ValueError, match="as it was"), warn_if_absent("x", str, within=9, ended_by="y"):
+    with pytest.raises(ValueError, match="as it was"), warn_if_silent("x", str, within=9, ended_by="y"):
         raise ValueError("as it was")
     with anyio.move_on_after(1):
-        with warn_if_absent("x", str, within=9, ended_by="y"):
+        with warn_if_silent("x", str, within=9, ended_by="y"):
             await anyio.sleep_forever()
     await anyio.sleep(100)
     assert said(caplog) == []
@@ -168,7 +168,7 @@ async def test_a_log_that_takes_no_line_delays_no_loop(stuck: Stuck) -> None:
 @pytest.mark.virtual_time
 async def test_a_log_that_takes_no_line_delays_no_loop_whose_store_was_never_there(stuck: Stuck) -> None:
     """Regression: the first line was written in the loop."""
-    with warn_if_absent("tcp://head:1", str, within=600, ended_by="join_timeout"):
+    with warn_if_silent("tcp://head:1", str, within=600, ended_by="join_timeout"):
         await anyio.sleep(10)
         assert stuck.reached.wait(60)
         assert stuck.was_let_go == [], "the loop has waited for it"

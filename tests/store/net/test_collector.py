@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from store.net import collector
-from store.net.collector import collect_frozen, short_collections
+from store.net.collector import collect_garbage, short_gc_pauses
 
 
 class Node:
@@ -28,7 +28,7 @@ def collected_by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_surviving_objects_are_traversed_once() -> None:
     """A full collection with 300,000 keys took 110 ms, and no client was served in that time."""
-    with short_collections():
+    with short_gc_pauses():
         kept = [[] for _ in range(10_000)]  # type: ignore[var-annotated]
         gc.collect(1)
         assert gc.get_freeze_count() > len(kept)
@@ -38,15 +38,15 @@ def test_surviving_objects_are_traversed_once() -> None:
 
 
 def test_frozen_cycles_are_collected_when_the_server_is_idle() -> None:
-    with short_collections():
+    with short_gc_pauses():
         node = Node()
         gc.collect(1)
         gone = weakref.ref(node)
         del node
         gc.collect()
         assert gone() is not None
-        collect_frozen()
+        collect_garbage()
         assert gone() is None
         before = gc.get_freeze_count()
-        collect_frozen()
+        collect_garbage()
         assert gc.get_freeze_count() <= before + 1000, "nothing new, nothing done"

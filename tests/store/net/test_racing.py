@@ -66,7 +66,7 @@ async def test_connections_are_made_that_carry_small_packets_both_ways(
     caplog.set_level("INFO", "store.net.racing")
     addresses = Addresses(*live.getsockname())
     for small in (False, True, False, True):
-        addresses.use_small_packets(small)
+        addresses.set_small_packets(small)
         with await connect_async(addresses) as ours, live.accept()[0] as theirs:
             assert [segment_of(one) <= racing.SMALL_SEGMENT for one in (ours, theirs)] == [small, small]
     (said,) = [line.getMessage() for line in caplog.records]

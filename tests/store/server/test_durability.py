@@ -53,13 +53,13 @@ class ByHand:
         self.tried += 1
         return self.takes
 
-    def accepts_writes(self) -> None:
+    def try_to_accept_writes(self) -> None:
         self.only_deletes = False
 
     def write_bytes_max(self) -> int:
         return self.free
 
-    def coordination_rate_limit(self) -> int:
+    def coordination_byte_rate(self) -> int:
         return 40_000
 
 

@@ -58,10 +58,10 @@ class Failing(Journal):
         self._fail("end")
         super()._check_disk_room(beside)
 
-    def _probe(self) -> bool:
+    def _probe_disk(self) -> bool:
         with contextlib.suppress(sqlite3.OperationalError):
             self._fail("probe")
-            return super()._probe()
+            return super()._probe_disk()
         return False
 
     def _checkpoint_wal(self) -> bool:

@@ -422,10 +422,10 @@ class Hanging(Journal):
             raise error
         super()._commit(group)
 
-    def _probe(self) -> bool:
+    def _probe_disk(self) -> bool:
         self.hangs.set()
         self.may_go_on.wait(100.0)
-        return super()._probe()
+        return super()._probe_disk()
 
 
 async def test_a_disk_that_hangs_keeps_no_server_from_leaving(

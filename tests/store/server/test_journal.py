@@ -160,7 +160,7 @@ def tried(journal: Journal) -> str:
     """Return which writes are possible after a failure."""
     if not journal.try_to_recover():
         return "nothing"
-    return "everything" if journal.accepts_writes() else "only deletes"
+    return "everything" if journal.try_to_accept_writes() else "only deletes"
 
 
 def empty_out(journal: Journal) -> None:
@@ -218,7 +218,7 @@ def test_a_store_that_takes_only_deletes_keeps_most_room_for_them(
     with monkeypatch.context() as patch:
         patch.setattr(journal._reserve, "bytes", reserve)
         patch.setattr(journal, "_grows", grows)
-        assert journal.coordination_rate_limit() == rate
+        assert journal.coordination_byte_rate() == rate
     journal.close()
 
 

@@ -75,7 +75,7 @@ async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts() -
         peer.transport.abort()
         await asyncio.sleep(0.1)
     await server.shut_down()
-    disk.lose_power()
+    disk.crash_journal()
     disk.close()
 
 
@@ -115,7 +115,7 @@ async def test_a_keep_alive_that_waits_for_its_turn_counts(asked_by: str) -> Non
         peer.ask(*[Count(prefix="")] * 300)
     kept = asker.ask(*heap, KeepAlive(lease=lease))[-1]
     slow.seconds += 0.2
-    assert slow.server._engine.advance_leases(now=slow.seconds)
+    assert slow.server._engine.advance_lease_clock(now=slow.seconds)
     await slow.server._expire_leases()
     listing = cast("Listing", await other.answer(*other.ask(List(prefix=""))))
     assert [entry.key for entry in listing.entries if entry] == ["kept"], "and who has sent nothing is not spared"

@@ -3,7 +3,7 @@
 import random
 
 from store.engine.sessions import ByteCount
-from store.server.outbox import PIECE_BYTES, Chunks, Outbox, SharedFrame, frame_memory
+from store.server.outbox import PIECE_BYTES, Outbox, SharedChunks, SharedFrame, frame_memory
 
 
 def taken(outbox: Outbox) -> bytes:
@@ -84,7 +84,7 @@ def test_shared_bytes_count_in_each_outbox_and_once_in_all_of_them_until_the_las
     budget = ByteCount()
     outboxes = [Outbox(budget) for _ in range(4)]
     large = random.Random(1).randbytes(3 * PIECE_BYTES)
-    shared = Chunks((b"before", large, b"after"))
+    shared = SharedChunks((b"before", large, b"after"))
     for number, outbox in enumerate(outboxes):
         if number % 2:
             outbox.hold(SharedFrame(b"head %d" % number, shared), 1)
@@ -106,11 +106,11 @@ def test_shared_bytes_count_in_each_outbox_and_once_in_all_of_them_until_the_las
 
 def test_a_large_chunk_of_a_shared_frame_is_not_copied() -> None:
     large = bytes(3 * PIECE_BYTES)
-    frame = SharedFrame(b"head", Chunks((b"", large, b"")))
+    frame = SharedFrame(b"head", SharedChunks((b"", large, b"")))
     part = frame.slice(PIECE_BYTES, 2 * PIECE_BYTES)
     assert isinstance(part, memoryview)
     assert part.obj is large
     small = Outbox(ByteCount())
     small.queue(b"a")
-    small.queue(SharedFrame(b"b", Chunks((b"c", b"d"))))
+    small.queue(SharedFrame(b"b", SharedChunks((b"c", b"d"))))
     assert taken(small) == b"abcd"

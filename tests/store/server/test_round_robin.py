@@ -53,17 +53,17 @@ def test_turns_are_shorter_while_many_have_not_had_any_and_a_pass_is_over_when_i
 def test_it_is_known_whether_all_earlier_peers_have_had_a_turn() -> None:
     turns: RoundRobin[str] = RoundRobin()
     turns.enqueue("greedy", used=True)
-    assert not turns.has_unserved(turns.came)
+    assert not turns.has_unserved_peers(turns.came)
     turns.enqueue("a", used=False)
     came = turns.came
     turns.enqueue("b", used=False)
     assert list(turns) == ["a", "b", "greedy"]
-    assert turns.has_unserved(came)
+    assert turns.has_unserved_peers(came)
     assert turns.next() == "a"
-    assert not turns.has_unserved(came)
+    assert not turns.has_unserved_peers(came)
     turns.enqueue("a", used=False)
-    assert not turns.has_unserved(came), "it has come again, for something else"
-    assert turns.has_unserved(turns.came)
+    assert not turns.has_unserved_peers(came), "it has come again, for something else"
+    assert turns.has_unserved_peers(turns.came)
 
 
 class Stopwatch:
@@ -211,7 +211,7 @@ async def test_a_peer_with_thousands_of_watches_is_notified_in_slices_and_in_ord
     for peer in watching:
         await peer.answer(peer.ask(*[Watch(prefix="head/")] * each)[-1])
     told: list[int] = []
-    tell, announce_on = timed.dispatcher._push, timed.dispatcher._notify_some
+    tell, announce_on = timed.dispatcher._queue_events, timed.dispatcher._notify_some
 
     def counted(*what: Any) -> None:
         told[-1] += 1
@@ -221,7 +221,7 @@ async def test_a_peer_with_thousands_of_watches_is_notified_in_slices_and_in_ord
         told.append(0)
         return announce_on()
 
-    timed.dispatcher._push, timed.dispatcher._notify_some = counted, step  # type: ignore[method-assign,assignment]
+    timed.dispatcher._queue_events, timed.dispatcher._notify_some = counted, step  # type: ignore[method-assign,assignment]
     writer, bystander = await introduce(network, source="writer"), await introduce(network, source="bystander")
     writer.ask(Put("head/round", b"1"), Put("head/round", b"2"))
     (asked,) = watching[-1].ask(Ping())

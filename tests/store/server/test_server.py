@@ -240,10 +240,10 @@ async def test_a_server_whose_timer_fails_stops_serving_and_says_why(caplog: pyt
     class Defective(Engine):
         """Fails at its first check of the leases that finds one."""
 
-        def advance_leases(self, *, now: float) -> bool:
+        def advance_lease_clock(self, *, now: float) -> bool:
             if len(self._leases):
                 raise KeyError("a defect of the timer")
-            return super().advance_leases(now=now)
+            return super().advance_lease_clock(now=now)
 
     original, store.server.server.Engine = store.server.server.Engine, Defective  # type: ignore[attr-defined]
     try:

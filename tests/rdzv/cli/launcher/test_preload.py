@@ -18,7 +18,7 @@ import pytest
 
 from rdzv.cli.launcher import preload
 from rdzv.cli.launcher.job import Job
-from rdzv.cli.launcher.preload import ForkedWorker, PreloadServer, PythonCommand, python_command
+from rdzv.cli.launcher.preload import ForkedWorker, PreloadServer, PythonCommand, parse_python_command
 from rdzv.cli.launcher.processes import Process
 from tests.support.processes import require
 from tests.support.stores import until
@@ -45,7 +45,7 @@ def script(tmp_path: Path) -> Callable[[str], str]:
 async def serving(
     *command: str, modules: tuple[str, ...] = ("decimal",), standby: int = 0
 ) -> AsyncIterator[PreloadServer]:
-    taken_apart = python_command((PYTHON, *command))
+    taken_apart = parse_python_command((PYTHON, *command))
     assert isinstance(taken_apart, PythonCommand), taken_apart
     async with PreloadServer.start(taken_apart, modules, standby=standby) as server:
         assert await server.wait_until_ready()
@@ -213,7 +213,7 @@ async def test_an_import_that_takes_long_is_said(
 ) -> None:
     """Regression: a stopped or hanging import held the node back without a word."""
     monkeypatch.setattr(preload, "SLOW_AFTER", 0.1)
-    command = python_command((PYTHON, script("")))
+    command = parse_python_command((PYTHON, script("")))
     assert isinstance(command, PythonCommand)
     async with PreloadServer.start(command, ("decimal",)) as server:
         os.kill(server._process.pid, signal.SIGSTOP)
@@ -338,7 +338,7 @@ async def test_a_module_that_starts_a_thread_is_named_and_nothing_is_forked(
         "import threading; threading.Thread(target=threading.Event().wait, name='busy one', daemon=True).start()"
     )
     (tmp_path / "worker.py").write_text("")
-    command = python_command((PYTHON, str(tmp_path / "worker.py")))
+    command = parse_python_command((PYTHON, str(tmp_path / "worker.py")))
     assert isinstance(command, PythonCommand)
     async with PreloadServer.start(command, ("busy",)) as server:
         assert not await server.wait_until_ready()
@@ -346,7 +346,7 @@ async def test_a_module_that_starts_a_thread_is_named_and_nothing_is_forked(
 
 
 async def test_a_missing_module_is_named(script: Callable[[str], str], capfd: pytest.CaptureFixture[str]) -> None:
-    command = python_command((PYTHON, script("")))
+    command = parse_python_command((PYTHON, script("")))
     assert isinstance(command, PythonCommand)
     async with PreloadServer.start(command, ("no_such_module",)) as server:
         assert not await server.wait_until_ready()
@@ -376,7 +376,7 @@ def test_a_command_line_is_parsed_as_python_does_or_the_reason_is_given(
     (tmp_path / "app.pyc").write_bytes(b"")
     with zipfile.ZipFile(tmp_path / "app", "w") as archive:
         archive.writestr("__main__.py", "")
-    command = python_command((PYTHON, *words))
+    command = parse_python_command((PYTHON, *words))
     if isinstance(command, PythonCommand):
         assert (command.options, command.argv, command.module) == taken
     else:
@@ -384,4 +384,4 @@ def test_a_command_line_is_parsed_as_python_does_or_the_reason_is_given(
 
 
 def test_a_program_other_than_this_python_is_not_preloaded() -> None:
-    assert "sh is not the Python that runs rdzv" in str(python_command(("sh", "-c", "true")))
+    assert "sh is not the Python that runs rdzv" in str(parse_python_command(("sh", "-c", "true")))

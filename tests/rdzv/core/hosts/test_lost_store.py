@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.hosts.lost_store import last_known_run, ranks_in_lost_store
+from rdzv.core.hosts.lost_store import known_lost_store, ranks_in_lost_store
 from rdzv.core.round import Round
 from rdzv.core.state import AnnouncedDrain, Head, LostStore, NodeRecord, NodeWithStore, Phase, Progress
 
@@ -67,6 +67,6 @@ AT_7: dict[str, Any] = {"round": ROUND, "progress": GONE}
 def test_how_many_members_of_a_lost_store_are_awaited(
     head: dict[str, Any], awaited: int, round: int, round_at: int
 ) -> None:
-    lost = last_known_run(Head(**head), revision=99, settings=b"", host="h", now=0.0)
+    lost = known_lost_store(Head(**head), revision=99, settings=b"", host="h", now=0.0)
     assert (lost.awaited, lost.round, lost.round_at) == (awaited, round, round_at)
     assert lost.generation == (2 if "lost_store" in head else 1)

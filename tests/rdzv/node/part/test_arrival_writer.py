@@ -136,7 +136,7 @@ async def test_a_node_that_was_refused_for_its_settings_may_join_later() -> None
     async with VirtualRun(min_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")
         joining = await run.join(a)
-        a.node.part.refuse_changed_settings({**a.node.part.settings.shared(), "max_nodes": 3})
+        a.node.part.set_settings_error({**a.node.part.settings.shared(), "max_nodes": 3})
         with pytest.raises(RendezvousSettingsError, match="max_nodes"):
             await joining
         assert [info.world_size for info in await run.meet(a, b)] == [2, 2]

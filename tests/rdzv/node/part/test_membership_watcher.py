@@ -13,7 +13,7 @@ from rdzv.core.stopping import BegunStep, Stop
 from rdzv.core.stuck.step_log import StepLog
 from rdzv.errors import RendezvousGracefulExitError
 from rdzv.membership import Membership
-from rdzv.node.member.arrival import State
+from rdzv.node.member.arrival import ArrivalState
 from rdzv.node.member.membership_watcher import MembershipWatcher
 from rdzv.testing.network import MemoryNetwork
 from store import Client
@@ -37,7 +37,7 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
     part.arrival = cast(
         "Any",
         SimpleNamespace(
-            lease=SimpleNamespace(id=5), revision=0, on_accepted=int, state=State.TAKEN_IN, record=None, began=1
+            lease=SimpleNamespace(id=5), revision=0, on_accepted=int, state=ArrivalState.TAKEN_IN, record=None, began=1
         ),
     )
     answers: list[Any] = []
@@ -47,7 +47,7 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
 
     store = SimpleNamespace(time=asyncio.get_running_loop().time, transact=transact, store_id="it")
     follower = SimpleNamespace(
-        head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, set_attributes=set
+        head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, set_node_attributes=set
     )
     link = cast("Any", SimpleNamespace(store=store, follower=follower))
     noticing = asyncio.create_task(MembershipWatcher(part, link).run())
@@ -72,7 +72,7 @@ def watcher_of(client: Client, arrival: SimpleNamespace, **of_the_part: Any) -> 
     return MembershipWatcher(cast("Any", SimpleNamespace(arrival=arrival, **same, **of_the_part)), link), link
 
 
-FOLLOWER = SimpleNamespace(head=Head(), resets=0, own_ban=None, set_attributes=lambda _: None)
+FOLLOWER = SimpleNamespace(head=Head(), resets=0, own_ban=None, set_node_attributes=lambda _: None)
 IN_STEPS = Round(number=7, term=1, size=2, buckets=1, host="h", port=1, in_steps=True)
 
 
@@ -108,16 +108,16 @@ async def test_which_questions_a_member_answers(
 @pytest.mark.parametrize(
     ("stored", "left", "state", "removed"),
     [
-        ("this", 0.0, State.TAKEN_IN, True),
-        ("this", 1.0, State.TAKEN_IN, False),  # until then it may stop by itself
-        ("this", None, State.TAKEN_IN, False),  # it is not drained
-        ("this", 0.0, State.SENT, False),
-        ("a later one", 0.0, State.TAKEN_IN, False),  # it has joined again, and its caller will learn of that
-        ("none", 0.0, State.TAKEN_IN, False),  # an operator was faster
+        ("this", 0.0, ArrivalState.TAKEN_IN, True),
+        ("this", 1.0, ArrivalState.TAKEN_IN, False),  # until then it may stop by itself
+        ("this", None, ArrivalState.TAKEN_IN, False),  # it is not drained
+        ("this", 0.0, ArrivalState.SENT, False),
+        ("a later one", 0.0, ArrivalState.TAKEN_IN, False),  # it has joined again, and its caller will learn of that
+        ("none", 0.0, ArrivalState.TAKEN_IN, False),  # an operator was faster
     ],
 )
 async def test_a_drains_deadline_removes_the_record_that_it_found(
-    stored: str, left: float | None, state: State, removed: bool
+    stored: str, left: float | None, state: ArrivalState, removed: bool
 ) -> None:
     network, part, said = MemoryNetwork(), part_of(), []
     key = part.keys.node(part.node_id)
@@ -132,7 +132,7 @@ async def test_a_drains_deadline_removes_the_record_that_it_found(
         watcher, link = watcher_of(
             client, arrival, announced_drain=lambda _: leaving, note_removal=lambda _, why: said.append(why)
         )
-        again = await watcher._check_drain(link, cast("Any", SimpleNamespace(over=None)))
+        again = await watcher._handle_drain(link, cast("Any", SimpleNamespace(over=None)))
         assert again == (leaving.until if leaving and left else None)
         assert said == (["it was to leave, and its time is over"] if removed else [])
         assert (await client.get(key) is None) is (removed or stored == "none")
@@ -141,15 +141,17 @@ async def test_a_drains_deadline_removes_the_record_that_it_found(
 @pytest.mark.parametrize(
     ("stored", "state", "current", "ended"),
     [
-        ("this", State.TAKEN_IN, True, False),
-        ("none", State.TAKEN_IN, True, True),
-        ("none", State.STANDING, True, True),
-        ("none", State.SENT, True, False),
-        ("none", State.TAKEN_IN, False, False),  # the node has arrived again while the store was asked
-        ("another", State.TAKEN_IN, True, True),
+        ("this", ArrivalState.TAKEN_IN, True, False),
+        ("none", ArrivalState.TAKEN_IN, True, True),
+        ("none", ArrivalState.STANDING, True, True),
+        ("none", ArrivalState.SENT, True, False),
+        ("none", ArrivalState.TAKEN_IN, False, False),  # the node has arrived again while the store was asked
+        ("another", ArrivalState.TAKEN_IN, True, True),
     ],
 )
-async def test_a_record_that_is_gone_ends_the_membership(stored: str, state: State, current: bool, ended: bool) -> None:
+async def test_a_record_that_is_gone_ends_the_membership(
+    stored: str, state: ArrivalState, current: bool, ended: bool
+) -> None:
     network, part = MemoryNetwork(), part_of()
     said: list[object] = []
     key = part.keys.node(part.node_id)
@@ -168,7 +170,7 @@ async def test_a_record_that_is_gone_ends_the_membership(stored: str, state: Sta
             end_membership=lambda why, dropped: said.append((why.partition(";")[0], dropped)),
             listeners=SimpleNamespace(notify=lambda: said.append("told")),
         )
-        await watcher._check_record_exists(link)
+        await watcher._end_if_record_gone(link)
     assert said == (["removed", ("its record was deleted", True), "told"] if ended else [])
 
 
@@ -197,7 +199,7 @@ async def test_a_node_whose_drain_is_due_while_its_arrival_is_under_way_waits_fo
         run.clients["a"].hook = be_slow
         coming = run.start(a.next_rendezvous())
         await asyncio.sleep(1)
-        assert a.node.part.arrival.state is State.SENT
+        assert a.node.part.arrival.state is ArrivalState.SENT
         monkeypatch.setattr(MembershipWatcher, "_check_state", counted)
         await operator.drain(within=5, node_id="a")
         with pytest.raises(RendezvousGracefulExitError):

@@ -143,11 +143,11 @@ sys.exit(subprocess.run([sys.executable, "-m", "rdzv", "run", url, "--", "true"]
 
 LACKING = """
 import os, resource, socket, subprocess, sys
-from rdzv.backends.bind_address import CannotProbeError, connect_to_all
+from rdzv.backends.bind_address import CannotProbeError, find_listening
 from rdzv.node.link.ports import HeldPort, NoFreePortError
 
 targets = [(int(socket.AF_INET), ("127.0.0.1", 1))]
-assert connect_to_all(targets) == [], "no process listens there"
+assert find_listening(targets) == [], "no process listens there"
 if sys.argv[1] == "files":
     free = os.open(os.devnull, os.O_RDONLY)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, 4096))
@@ -156,7 +156,7 @@ else:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     open("/proc/sys/net/ipv4/ip_local_port_range", "w").write("40000 40001")
     held = [socket.create_server(("", port)) for port in (40000, 40001)]
-asks = lambda: connect_to_all(targets)
+asks = lambda: find_listening(targets)
 for call in (asks, lambda: HeldPort().reserve(), lambda: HeldPort("1000-1001").reserve()):
     try:
         print(call())

@@ -13,7 +13,7 @@ import trustme
 from store.errors import AuthenticationError, ProtocolError, StoreError
 from store.etcd.codec import Failure
 from store.etcd.rpc import diagnosis
-from store.etcd.rpc.diagnosis import PREFACE, diagnose
+from store.etcd.rpc.diagnosis import PREFACE, explain_outage
 from tests.support.processes import free_port
 
 SETTINGS_FRAME = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -64,7 +64,7 @@ async def member(says: bytes | None, tls: ssl.SSLContext | None = None) -> Async
 
 
 async def found(port: int, tls: ssl.SSLContext | None = None) -> StoreError | Failure | None:
-    return await diagnose("127.0.0.1", port, tls, name="the cluster")
+    return await explain_outage("127.0.0.1", port, tls, name="the cluster")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ async def test_with_a_member_that_answers_nothing_is_wrong() -> None:
 async def test_a_member_that_hangs_up_or_does_not_listen_may_return() -> None:
     async with member(None) as port:
         assert isinstance(await found(port), Failure)
-    assert isinstance(await diagnose("head..example", 1, None, name="the cluster"), Failure), "that is no name"
+    assert isinstance(await explain_outage("head..example", 1, None, name="the cluster"), Failure), "that is no name"
     nobody = await found(free_port())
     assert isinstance(nobody, Failure)
     assert "nobody listens there" in str(nobody)
