@@ -37,15 +37,15 @@ class _Rounds(Generator[SomeRound, None, None]):
     """Rounds that raise again after an error: Python's generator would end, as if the run had."""
 
     def __init__(self, rounds: Generator[SomeRound, None, None]) -> None:
-        self._rounds, self._has_task_failed = rounds, False
+        self._rounds, self._has_failed = rounds, False
 
     def send(self, value: None) -> SomeRound:
-        if self._has_task_failed:
+        if self._has_failed:
             raise RendezvousStateError(HAS_FAILED)
         try:
             return self._rounds.send(value)
         except BaseException as error:
-            self._has_task_failed = not isinstance(error, StopIteration)
+            self._has_failed = not isinstance(error, StopIteration)
             raise
 
     def throw(self, *args: Any) -> SomeRound:

@@ -79,15 +79,15 @@ class _Rounds(AsyncGenerator[SomeRound, None]):
     """Rounds that raise again after an error or a cancellation: Python's generator would end, as if the run had."""
 
     def __init__(self, rounds: AsyncGenerator[SomeRound, None]) -> None:
-        self._rounds, self._has_task_failed = rounds, False
+        self._rounds, self._has_failed = rounds, False
 
     async def asend(self, value: None) -> SomeRound:
-        if self._has_task_failed:
+        if self._has_failed:
             raise RendezvousStateError(HAS_FAILED)
         try:
             return await self._rounds.asend(value)
         except BaseException as error:
-            self._has_task_failed = not isinstance(error, StopAsyncIteration)
+            self._has_failed = not isinstance(error, StopAsyncIteration)
             raise
 
     async def athrow(self, *args: Any) -> SomeRound:
