@@ -157,7 +157,7 @@ class KeptLeases:
             self.note_answer()
         return was_kept
 
-    def expect_answer(self, sent_at: float) -> None:
+    def note_sent(self, sent_at: float) -> None:
         """Note that a keep-alive was sent."""
         if self._silence is None and self.on_silence is not None:
             self._silence = asyncio.get_running_loop().call_later(UNANSWERED, self.on_silence, sent_at)
@@ -255,7 +255,7 @@ class HeldLease:
             if sent_at < belief.until:
                 try:
                     said = _lease_note(note, sent_at - belief.renewed_at > renew_every + LATE)
-                    keeping.expect_answer(sent_at)
+                    keeping.note_sent(sent_at)
                     await self._lease.keep_alive(note=said, timeout=max(belief.until - sent_at, 0.001))
                     keeping.note_answer()
                     belief.note_renewal(sent_at, slept, cut_before=now())

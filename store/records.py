@@ -230,7 +230,7 @@ class UnionKind(_FieldKind):
         super().__init__(self._read if self._others else self.reader_of(tuple), plain)
 
     def reader_of(self, type_: type) -> Callable[[Any], Any]:
-        """Return the reader of values of exactly this type."""
+        """Return the function that reads a value of the union if `type(value)` is this type."""
         if not self._by_code or not issubclass(type_, _ARRAYS):
             return self.read
         if type_ in self._by_code.values():

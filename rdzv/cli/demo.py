@@ -62,7 +62,7 @@ def _print_json_line(what: str, **details: Any) -> None:
     print(json.dumps({"what": what, **details}), flush=True)
 
 
-def _exit_with_director() -> None:
+def _exit_when_director_ends() -> None:
     """Exit when standard input ends: the director has ended, perhaps by SIGKILL."""
     sys.stdin.read()
     os._exit(1)
@@ -225,6 +225,6 @@ async def _run_demo(_: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_exit_with_director, daemon=True).start()
+    threading.Thread(target=_exit_when_director_ends, daemon=True).start()
     with asyncio.Runner(loop_factory=new_loop) as _runner:
         _runner.run(_run_node(*sys.argv[1:3]))

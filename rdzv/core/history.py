@@ -236,7 +236,7 @@ class HistoryWriter:
         if too_few and self._short_since is None:
             self._short_since = max(now - (progress.absent.waited or 0.0), self._stopped or now)
         elif not too_few:
-            self._short, self._short_since = self._seconds_short_until(now), None
+            self._short, self._short_since = self._seconds_with_too_few(now), None
 
     def history_with_round(
         self,
@@ -258,7 +258,7 @@ class HistoryWriter:
         before = frozenset(known)
         joined = [node_id for node_id in node_ids if node_id not in before]
         reached_at = ["" if nodes[node_id] == node_id else nodes[node_id] for node_id in node_ids[:NAMED_MOST]]
-        after = self._seconds_since_begin(now)
+        after = self._since_round_completed(now)
         chapter = Chapter(
             number=number,
             size=len(node_ids),
@@ -272,7 +272,7 @@ class HistoryWriter:
         )
         history = self._history
         if not history.chapters:
-            waited = min(self._seconds_short_until(now), after or 0.0)
+            waited = min(self._seconds_with_too_few(now), after or 0.0)
             spent_before = TimeSpent(regrouped=(after or 0.0) - waited, waited=waited)
             since = None if at is None else at - (after or 0.0)
             if lost_store:
@@ -297,7 +297,7 @@ class HistoryWriter:
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:
             return None
         told = chapter.incidents
-        after = self._seconds_since_begin(now)
+        after = self._since_round_completed(now)
         news: list[Incident] = []
         for kind, count, node_ids in (
             ("lost", progress.lost, progress.lost_ids),
@@ -341,10 +341,10 @@ class HistoryWriter:
         stopped = chapter.stopped
         if stopped is None and self._began is not None:
             stopped = max(self._stopped - self._began, 0.0)
-        return chapter.replace(stopped=stopped, short=self._seconds_short_until(now))
+        return chapter.replace(stopped=stopped, short=self._seconds_with_too_few(now))
 
-    def _seconds_short_until(self, now: float) -> float:
+    def _seconds_with_too_few(self, now: float) -> float:
         return self._short + (0.0 if self._short_since is None else max(now - self._short_since, 0.0))
 
-    def _seconds_since_begin(self, now: float) -> float | None:
+    def _since_round_completed(self, now: float) -> float | None:
         return None if self._began is None else max(now - self._began, 0.0)

@@ -66,7 +66,7 @@ class Standstill(NamedTuple):
 
 
 class StopAnswer(NamedTuple):
-    """For `View.apply_fact`: the step that a member has begun; `begun` None: all answers in the store are read."""
+    """For `View.apply_fact`: the step that a member says it has begun; `begun` None: all answers so far are read."""
 
     node_id: str = ""
     begun: BegunStep | None = None

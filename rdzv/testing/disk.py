@@ -103,7 +103,7 @@ class SimulatedJournal(Journal):
         return 0
 
     def _open_read_only(self) -> sqlite3.Connection:
-        return _SharedDatabase(self._disk.database)  # type: ignore[return-value]  # the caller cannot close it
+        return _UnclosableDatabase(self._disk.database)  # type: ignore[return-value]  # the caller cannot close it
 
     def append(self, facts: ChangeSet) -> int:
         """Add changes to the next group."""
@@ -153,7 +153,7 @@ class SimulatedJournal(Journal):
         self._begin_group()
 
 
-class _SharedDatabase:
+class _UnclosableDatabase:
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
 

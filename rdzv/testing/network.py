@@ -60,7 +60,7 @@ class MemoryNetwork:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The network's own loop."""
+        """The network's own loop, beside those of processes."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop

@@ -62,11 +62,11 @@ def _address_in(value: bytes) -> Address | None:
     """Return the address in a member's value: host name, address, and more, each after its length."""
     host = int.from_bytes(value[:8], sys.byteorder)
     if host <= HOST_BYTES_MAX and value[8 + host : 16 + host] == ADDRESS_BYTES.to_bytes(8, sys.byteorder):
-        return _parse_address(value[16 + host :])
+        return _address_from_sockaddr(value[16 + host :])
     return None
 
 
-def _parse_address(storage: bytes) -> Address | None:
+def _address_from_sockaddr(storage: bytes) -> Address | None:
     family = storage[1] if sys.platform == "darwin" else int.from_bytes(storage[:2], sys.byteorder)
     (port,) = struct.unpack_from("!H", storage, 2)
     if family == socket.AF_INET:
@@ -78,4 +78,4 @@ def _socket_address(number: int, end: str) -> Address | None:
     storage = ctypes.create_string_buffer(STORAGE_BYTES)
     length = ctypes.c_uint(STORAGE_BYTES)
     failed = getattr(_libc, end)(number, storage, ctypes.byref(length))
-    return None if failed else _parse_address(storage.raw)
+    return None if failed else _address_from_sockaddr(storage.raw)

@@ -94,7 +94,7 @@ class OpenRevision:
 
     def _keep_old_entry(self, key: str, before: Entry | None, *, index_changes: bool) -> None:
         unread = self._snapshots.unread
-        is_read = unread and self._snapshots.keep_chunk_of(key, before, index_changes=index_changes)
+        is_read = unread and self._snapshots.preserve_for_snapshots(key, before, index_changes=index_changes)
         if is_read or self._postponed.heaps:
             self._past.keep(key, before, self._keys.revision + 1)
 

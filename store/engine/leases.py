@@ -268,7 +268,7 @@ class Leases:
         if peer is not None:
             self._kept_by.setdefault(peer, set()).add(lease.id)
             if lease.terms.gone_ttl is not None:
-                lease.process = self.processes.note_lease_kept(peer, lease.id)
+                lease.process = self.processes.note_lease_holder(peer, lease.id)
 
 
 def _expiry_slot(at: float) -> int:

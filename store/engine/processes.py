@@ -85,7 +85,7 @@ class Processes:
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)
         return fallen >= MANY or (fallen > 1 and 2 * fallen > all_of_them)
 
-    def note_lease_kept(self, peer: int, lease: int) -> Process | None:
+    def note_lease_holder(self, peer: int, lease: int) -> Process | None:
         """Note that the process of a connection holds a lease; return the process, or None if unknown."""
         self.note_lease_released(lease)
         process = self._of_peer.get(peer)

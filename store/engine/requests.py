@@ -136,9 +136,11 @@ class RequestExecutor:
         self._state.check_key_size(request.prefix, "prefix")
         self._state.check_key_size(request.after, "key")
         keys = self._keys.index.page(request.prefix, after=request.after or None, most=NOTES_AT_ONCE + 1)
-        return messages.NotePage(notes=tuple(map(self._key_note, keys[:NOTES_AT_ONCE])), more=len(keys) > NOTES_AT_ONCE)
+        return messages.NotePage(
+            notes=tuple(map(self._lease_note_of_key, keys[:NOTES_AT_ONCE])), more=len(keys) > NOTES_AT_ONCE
+        )
 
-    def _key_note(self, key: str) -> messages.Note:
+    def _lease_note_of_key(self, key: str) -> messages.Note:
         lease = self._leases.get(self._keys.entries[key].lease or 0)
         if lease is None or not lease.note:
             return messages.Note(key=key, note=b"", age=0.0)
@@ -370,7 +372,7 @@ class RequestExecutor:
         looks = len(parked.keys) + len(parked.when)
         if self._check_wait(watcher, entries, since) is None:
             return looks
-        later = self._past.changes_after(names, since)
+        later = self._past.changed_keys_after(names, since)
         missing = keys - entries.keys()
         conditions: dict[str, list[Condition]] = {}
         for condition in parked.when:

@@ -52,7 +52,7 @@ class OldEntries:
             return noted[place][1]
         return self.entries.get(key)
 
-    def changes_after(self, names: set[str], revision: int) -> dict[int, list[str]]:
+    def changed_keys_after(self, names: set[str], revision: int) -> dict[int, list[str]]:
         """Map each revision after `revision` that changed some of these keys to the changed keys."""
         later: dict[int, list[str]] = {}
         for name in names & self._before.keys():
@@ -165,7 +165,7 @@ class Snapshots:
         if self.unread.pop(snapshot, self) is None:
             self._own -= snapshot.bytes
 
-    def keep_chunk_of(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:
+    def preserve_for_snapshots(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:
         """For snapshots, keep a key's chunk if the index changes; return True if a snapshot may still read `before`."""
         newest = next(reversed(self.unread)).revision
         if index_changes:

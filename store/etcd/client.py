@@ -29,7 +29,7 @@ from store.errors import (
 from store.etcd import leases
 from store.etcd.codec import OPERATIONS_MAX, Cluster, Failure, entry_in, events_by_revision, range_of, watch_requests
 from store.etcd.members import MaybeDone, Members
-from store.etcd.reads import Reads
+from store.etcd.reads import ReadOperations
 from store.etcd.receipts import HANG_UP_WITHIN, WriteReceipts
 from store.etcd.watch import Watch
 from store.etcd.writes import WriteAttempts
@@ -108,7 +108,7 @@ class Client(interface.Store):
         make = partial(Members, cluster, probe=probe, tls=tls, renew=renew, user=user, password=password, rng=rng)
         self.members: Members = _shared_members(shared_as, make)
         self._receipts = WriteReceipts(self.members, receipts)
-        self._reads = Reads(self.members, receipts)
+        self._reads = ReadOperations(self.members, receipts)
         self._scopes: set[anyio.CancelScope] = set()  # the scopes of the calls under way
         self._made_in = process_identity()
 

@@ -15,7 +15,7 @@ from store.records import brief
 
 if TYPE_CHECKING:
     from store.etcd.members import Members
-    from store.etcd.reads import Reads
+    from store.etcd.reads import ReadOperations
     from store.messages import KeepAlive, ListNotes
 
 TTL_MAX = 9_000_000_000.0  # seconds; the longest TTL that etcd grants
@@ -57,7 +57,7 @@ async def revoke(members: Members, lease: int, deadline: float) -> Done:
     return Done()
 
 
-async def list_notes(members: Members, reads: Reads, request: ListNotes, deadline: float) -> NotePage:
+async def list_notes(members: Members, reads: ReadOperations, request: ListNotes, deadline: float) -> NotePage:
     """Return the notes on the leases of keys under a prefix; their `age` is 0, as etcd does not tell it."""
     begin = f"{reads.hidden}{NOTES}"
     written = await members.ask("KV/Range", range_of(prefix_span(begin)), deadline=deadline, what="Range")

@@ -57,7 +57,7 @@ class MemberChoice:
         return self.place
 
     def forget_failures(self) -> None:
-        """Let failed members be chosen again, unless all have failed."""
+        """Count failed members as healthy again; if all have failed, change nothing."""
         if not self.all_fail:
             self._failing.clear()
 

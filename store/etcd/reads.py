@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 GETS_MOST: Final = 100  # keys read in one request; etcd takes 128 operations per request
 PAGE: Final = 1_000  # keys listed in one request
 
-Asked: TypeAlias = "list[Fields]"  # a string, as `list` is a method inside `Reads`
+Asked: TypeAlias = "list[Fields]"  # a string, as `list` is a method inside `ReadOperations`
 Ranges: TypeAlias = "list[pb.RangeResponse]"
 Entries: TypeAlias = "list[Entry]"
 
 
-class Reads:
+class ReadOperations:
     """The reads of one client; keys that start with `hidden`, its receipts, are not shown."""
 
     def __init__(self, members: Members, hidden: str) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from typing import Self
 
-    from store.etcd.reads import Reads
+    from store.etcd.reads import ReadOperations
     from store.etcd.rpc.watch_stream import Subscription
     from store.watch_cursor import WatchCursor
 
@@ -33,7 +33,7 @@ class Watch(interface.Watch):
     """A watch on an etcd cluster."""
 
     def __init__(
-        self, reads: Reads, prefix: str, cursor: WatchCursor, *, timeout: float, run_while_usable: WhileUsable
+        self, reads: ReadOperations, prefix: str, cursor: WatchCursor, *, timeout: float, run_while_usable: WhileUsable
     ) -> None:
         self._reads = reads
         self._members = reads.members

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from store.etcd.codec import Fields
     from store.etcd.members import MaybeDone
-    from store.etcd.reads import Reads
+    from store.etcd.reads import ReadOperations
     from store.etcd.receipts import WriteReceipts
     from store.etcd.transactions import Known, Operations, Plan, Receipt
     from store.messages import Condition, Request, Response
@@ -37,7 +37,7 @@ class WriteAttempts:
 
     def __init__(
         self,
-        reads: Reads,
+        reads: ReadOperations,
         receipts: WriteReceipts,
         request: Request[Any],
         guard: tuple[Condition, ...],

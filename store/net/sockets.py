@@ -28,7 +28,7 @@ SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: unsent bytes
 TCP_INFO_PROBES = 3  # <linux/tcp.h>: the offset in tcp_info of the number of unanswered probes
 SO_MEMINFO = 55  # <asm-generic/socket.h>: the memory that a socket uses
 MEMINFO_BYTES = 4  # the size of SO_MEMINFO's first number: the memory of received data
-PROBES_ANSWERED = 1  # with more unanswered TCP probes, the peer counts as dead
+UNANSWERED_PROBES_MOST = 1  # with more unanswered TCP probes, the peer counts as dead
 PASSED_ON = sys.platform == "linux"  # True if accepted connections inherit their listener's options
 SYSTEM_TELLS = sys.platform == "linux"  # True if the system tells how many bytes are not acknowledged
 LISTEN_ATTEMPTS = 5  # attempts to find one port that is free on several addresses
@@ -100,7 +100,7 @@ def _queued_bytes(sock: Any) -> tuple[int, int]:
             struct.unpack("i", fcntl.ioctl(sock.fileno(), request, bytes(4)))[0]
             for request in (termios.TIOCOUTQ, SIOCOUTQNSD)
         )
-    if unsent and _unanswered_probes(sock) > PROBES_ANSWERED:
+    if unsent and _unanswered_probes(sock) > UNANSWERED_PROBES_MOST:
         return held, 0
     return held - unsent, unsent
 

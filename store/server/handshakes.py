@@ -1,4 +1,4 @@
-"""Accepts or refuses connections, and opens and ends their sessions (promise S7)."""
+"""Accepts or refuses connections; opens their sessions, and ends these after a goodbye (promise S7)."""
 
 from __future__ import annotations
 

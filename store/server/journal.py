@@ -108,7 +108,7 @@ class Journal:
         self.log_bytes: int = 0
         self.only_deletes: bool = False  # only deletes, and a few keys that coordinate a run, are written
         self.short_of_room: bool = False  # large writes are refused, so all unused pages are returned to the disk
-        self.answered: bool = False  # a step's content was refused, and the error is stored as its reply
+        self.answered: bool = False  # SQLite refused a step's content: the disk works, and has the error as its reply
         self._lock_file = take_lock(Path(directory))
         close_in_children(self, self._lock_file)  # so that a forked child does not keep the lock
         try:
@@ -299,7 +299,7 @@ class Journal:
                 return
             if isinstance(why, RowsRefused):
                 log.exception("a change is refused, since it can never be written")
-                self._commit_with_remedies([rows.with_error_replies(group[0], str(why))])
+                self._commit_with_remedies([rows.changes_as_error_replies(group[0], str(why))])
                 self.answered = True
             raise
         on_durable(last)

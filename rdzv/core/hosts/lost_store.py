@@ -51,19 +51,19 @@ def known_lost_store(head: Head, *, revision: int, settings: bytes, host: str, n
     )
 
 
-def _progress_of_round(round: Round, progress: Progress | None) -> Progress | None:
+def _progress_if_of_round(round: Round, progress: Progress | None) -> Progress | None:
     return progress if progress is not None and progress.round == round.number else None
 
 
 def _count_gone(round: Round, head: Head) -> int:
-    now = _progress_of_round(round, head.progress)
-    told = now if head.moves_over is None else _progress_of_round(round, head.moves_over)
+    now = _progress_if_of_round(round, head.progress)
+    told = now if head.moves_over is None else _progress_if_of_round(round, head.moves_over)
     named = {*told.lost_ids, *told.departed_ids} if told is not None else set()
     gone = told.lost + told.departed if told is not None else 0
     if gone != len(named):
         return gone  # unnamed members may be the ones in `hosted`: do not count them twice
     if now is not None:
-        named |= {node_id for node_id in now.departed_ids if node_id in head.drains}  # drained nodes leave the run
+        named |= {node_id for node_id in now.departed_ids if node_id in head.drains}  # drained: gone, not moved
     # In a large round, `rank_of` returns None, so only `last_round` shows that a node was a member.
     others = [one for node_id, one in head.hosted.items() if node_id not in named]
     return len(named) + sum(

@@ -125,7 +125,7 @@ def page_changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     if before["run"] is None or now["run"] is None or "chosen" in told:
         if before["run"] is not now["run"]:
             told["run"] = now["run"]
-    elif changed := _changes_of_run(before["run"], now["run"]):
+    elif changed := _diff_run_reports(before["run"], now["run"]):
         told["changed"] = changed
     return told
 
@@ -134,7 +134,7 @@ def _without_times(run: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in run.items() if name not in ("now", "spent", "waited")}
 
 
-def _changes_of_run(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+def _diff_run_reports(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     if before is now:
         return {}
     told = {name: value for name, value in now.items() if name not in ("members", "cost") and before[name] != value}

@@ -29,7 +29,7 @@ LOOKS_EVERY = 0.5  # seconds, at least, between checks for stuck members
 LOOKS_EVERY_PER_NODE = 0.0005  # seconds per member, at least: more members make the store's answer longer
 # A lease with a smaller share of its TTL left is not being renewed: renewed leases have at least twice this left.
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
-ASKED_ABOUT_MOST: Final = 256  # live members; with more, ignore accusations of unnamed members
+ASKED_ABOUT_MOST: Final = 256  # live members; with more, ignore accusations that do not say which member is lost
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)  # seconds before each lease check: the store may notice a closed connection late
 
 

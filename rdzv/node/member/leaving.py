@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from store import Condition, TransactionResult
 
 HAND_OVER_WITHIN = 0.5  # seconds that a departing coordinator waits until its departure is reported
-HAND_OVER_TRIPS = 2  # round trips added to `HAND_OVER_WITHIN`: the report, and its delivery
+HAND_OVER_TRIPS = 2  # round trips added to `HAND_OVER_WITHIN`: to write the report, and to see it
 WITHDRAW_TRIPS = 2 + HAND_OVER_TRIPS  # round trips of a withdrawal: two writes, and these
 
 

@@ -194,8 +194,9 @@ class Run:
         return False
 
     async def _write_ban(self, name: str, ban: Ban, find: Callable[[], Awaitable[dict[str, int]]]) -> set[str]:
-        """Write a ban, then delete the records of the nodes that the ban removes. Return the ids of all banned nodes.
+        """Write a ban; delete the banned nodes' records, without `ban.now` only of nodes outside the last round.
 
+        Return the ids of all banned nodes in the run.
         The ban is written first, so that the coordinator knows why a record is deleted. A cancelled call still
         completes. `find` returns the ids of banned nodes in the run, with their records' revisions.
         """

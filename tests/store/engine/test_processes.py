@@ -9,7 +9,7 @@ def holding(processes: Processes, id: bytes, *peers: int) -> None:
     """A process with these connections, and a lease with the number of the first connection."""
     for peer in peers:
         processes.note_connected(peer, id, previous=None)
-    processes.note_lease_kept(peers[0], peers[0])
+    processes.note_lease_holder(peers[0], peers[0])
 
 
 def several(*ids: bytes) -> Processes:
@@ -45,7 +45,7 @@ def test_processes_without_a_lease_or_an_id_are_not_judged() -> None:
     processes = several(B)
     processes.note_connected(8, A, previous=None)
     processes.note_connected(9, b"", previous=None)
-    processes.note_lease_kept(9, 77)
+    processes.note_lease_holder(9, 77)
     assert dead(processes, 8) == dead(processes, 9) == []
     assert len(processes._by_id) == 1
 
@@ -64,7 +64,7 @@ def test_more_than_half_of_a_few_are_many_and_a_single_one_never_is() -> None:
 
 def test_a_lease_belongs_to_the_process_that_kept_it_last() -> None:
     processes = several(A, B, C, D)
-    processes.note_lease_kept(2, 1)
+    processes.note_lease_holder(2, 1)
     process = processes.note_closed(2, DisconnectKind.DROPPED, now=0.0)
     assert process is not None
     assert process.leases == {1, 2}
