@@ -98,6 +98,15 @@ async def ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
 
 
+async def test_the_first_progress_of_a_run_that_moves_counts_as_that_before_the_move() -> None:
+    """Regression: a snapshot, in the order of keys, has the progress later, and members that moved counted as gone."""
+    keys = Keys("/rdzv", "job", has_successors=True)
+    later = put(KEYS.progress, PROGRESS.replace(departed=1).pack(), 21)
+    follower, task = await follow_head(ScriptedStore(), [put(keys.moving, b"", 7), SNAPSHOT[2], SYNCED], [later])
+    assert follower.head.moves_over == PROGRESS
+    await ended(task)
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("reset", [False, True])
 async def test_a_spare_that_reads_the_close_with_the_departures_still_ends_as_a_spare(
