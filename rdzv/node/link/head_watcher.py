@@ -194,8 +194,8 @@ class HeadWatcher:
             if progress is not None and head.progress is not None:
                 progress = progress.keep_lost_name(self._node_id, head.progress)
             # A snapshot has `moving` before the progress.
-            over = {"moves_over": progress} if head.moves and head.moves_over is None else {}
-            return {"progress": progress, "progress_at": now, "progress_found": found, **over}
+            first = {"moves_over": progress} if head.moves and head.moves_over is None else {}
+            return {"progress": progress, "progress_at": now, "progress_found": found, **first}
         if key == keys.stop:
             return {"stop": Stop.unpack(value, revision=revision) if put else None}
         if key == keys.lost_store:
