@@ -34,10 +34,10 @@ __all__ = ["Changes", "Handler", "RendezvousHandler", "RendezvousInfo", "Round",
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractContextManager[Handler]:
     """Take part in a run's rendezvous during the context; the blocking twin of `rdzv.connect`."""
-    return _HandlerContext(url, overrides)
+    return _ConnectContext(url, overrides)
 
 
-class _HandlerContext(contextlib.AbstractContextManager[Handler]):
+class _ConnectContext(contextlib.AbstractContextManager[Handler]):
     """The context of `connect`. It is no generator, which Python would close when collecting it.
 
     In a forked child, or at the end of a process that never left the context, closing would wait for a thread that no

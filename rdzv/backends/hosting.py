@@ -97,7 +97,7 @@ class HostedStore:
 
     @property
     def has_died(self) -> bool:
-        """True if the store, or its own process, has ended."""
+        """True if the store was ended, or has a process of its own which has ended."""
         return self._has_ended or (isinstance(self.server, StoreProcess) and self.server.has_died)
 
     async def end(self) -> None:

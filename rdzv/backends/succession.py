@@ -161,7 +161,7 @@ class HostSuccession(StoreStarter):
             raise
 
     async def _run_as_candidate(self, place: int, bound: BindAddress) -> HostedStore | None:
-        """Be a candidate; return the store once this process may serve, None if it must give way."""
+        """Be a candidate; return the store once it serves, None if this process must not serve."""
         port = self._hosts[place].address.port
         try:
             sockets = await in_thread(partial(listen_on, bound.address, port))

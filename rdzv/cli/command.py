@@ -27,7 +27,7 @@ import anyio
 import store
 from rdzv.config import value_types
 from rdzv.config.config_errors import shown
-from rdzv.display.standard_error import StandardErrorHandler, flush_errors, say_error, write_all
+from rdzv.display.standard_error import StandardErrorHandler, flush_standard_error, say_error, write_all
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -169,7 +169,7 @@ def run_command(command: Command, options: argparse.Namespace) -> int:
         sys.stdout.flush()  # even an empty write may wait for a stopped terminal
     except OSError:  # discard the output, or Python writes it again at exit, and exits with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    flush_errors()
+    flush_standard_error()
     return status
 
 

@@ -29,7 +29,7 @@ from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
 from rdzv.config.parameters import Parameter
 from rdzv.config.settings import parse
-from rdzv.display.standard_error import flush_errors, say_error
+from rdzv.display.standard_error import flush_standard_error, say_error
 from rdzv.errors import RendezvousSettingsError
 from store.net.address import DEFAULT_PORT, host_and_port
 from store.net.collector import collect_garbage, short_gc_pauses
@@ -129,7 +129,7 @@ async def _serve_store(options: argparse.Namespace) -> int:
         on_signal(signal.SIGHUP, on_stop_signal, signal.SIGHUP)
         _print_notice(f"{number.name}: leaving; again after a second: at once")
         if starting:  # the name of the host may not resolve for long, or the disk may hang
-            flush_errors()
+            flush_standard_error()
             os._exit(DONE)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):

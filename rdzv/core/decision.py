@@ -421,7 +421,7 @@ class Joiner:
     node_id: str = ""
     known_round: int = -1  # the last round that the node knew at its arrival; -1 for none
     was_member: bool = False  # the node was a member of `known_round`
-    left_out: str = ""  # why the other nodes have left out this node; else empty
+    left_out: str = ""  # why the others go on without this node, by a verdict of rank 0; else empty
     passed_over: int = 0  # the revision of the last round that completed without this node; 0 for none
 
 

@@ -191,7 +191,7 @@ class HistoryWriter:
     def __init__(self) -> None:
         self._history = History()
         self._began: float | None = None  # when the last round completed, on this coordinator's clock
-        self._stopped: float | None = None  # when a member was first gone, or until when `_short` counts; None: not yet
+        self._stopped: float | None = None  # when a member was first gone; after a takeover, until when `_short` counts
         self._short = 0.0  # the value of `Chapter.short` at the time `_short_since`
         self._short_since: float | None = None  # since when there are too few nodes; None if there are enough
 

@@ -75,7 +75,7 @@ def _leaf_exceptions(failure: BaseException) -> Iterator[BaseException]:
         yield failure
 
 
-def find_give_up(failure: BaseException | str | None) -> GiveUp | None:
+def find_give_up_in(failure: BaseException | str | None) -> GiveUp | None:
     """Return the first `GiveUp` in the work's failure, also inside exception groups."""
     if not isinstance(failure, BaseException):
         return None

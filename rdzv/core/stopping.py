@@ -97,7 +97,7 @@ def as_step(step: SupportsIndex, name: str = "step") -> int:
     raise RendezvousSettingsError(f"{name}={brief(step)} must be a whole number of at most 64 bits")
 
 
-class StopAgreement:
+class StopNegotiation:
     """The coordinator's side of the agreement: it writes the question, and makes the decision from the answers.
 
     Each write is conditional on the last record seen, so that no two coordinators decide. A new coordinator continues

@@ -35,7 +35,7 @@ T = TypeVar("T")
 PROSE_BYTES_MOST: Final = 2000  # limit of one text, as every node may receive it
 
 
-def clean_text(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
+def fit_text(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
     """Return the text in valid UTF-8, cut to at most `most` bytes."""
     if len(text) <= most and text.isascii():
         return text
@@ -43,14 +43,14 @@ def clean_text(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
 
 
 def checked_text(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> str:
-    """Return a user's text as `clean_text` does; raise `RendezvousSettingsError` if it is no string."""
+    """Return a user's text as `fit_text` does; raise `RendezvousSettingsError` if it is no string."""
     if not isinstance(given, str):
         raise RendezvousSettingsError(f"{name}={brief(given)} must be text (str)")
-    return clean_text(given, most=most)
+    return fit_text(given, most=most)
 
 
-Prose = Annotated[str, ConvertedText(clean_text)]
-"""The type of a text field, which `clean_text` cuts."""
+Prose = Annotated[str, ConvertedText(fit_text)]
+"""The type of a text field, which `fit_text` cuts."""
 
 
 class Stored(Record):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rdzv.core.absent import AbsenceBook
 from rdzv.core.state import NAMED_MOST, NodeRecord, Progress, find_ban
-from rdzv.core.stopping import StopAgreement
+from rdzv.core.stopping import StopNegotiation
 from rdzv.core.stuck.accusing import Accusations
 from rdzv.errors import RendezvousStateError
 
@@ -95,7 +95,9 @@ class View:
         self.waiting: dict[str, NodeRecord] = {}  # in order of arrival
         self.left_out: dict[str, NodeRecord] = {}  # waiting nodes that did not reach the last round's rank 0
         self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes whose last round failed its test of rank 0
-        self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach some rank 0
+        self._cut_off: dict[
+            str, NodeRecord
+        ] = {}  # waiting nodes that did not reach a rank 0 that others reached
         self.left_early: bool = False  # True: a member left neither at the agreed step nor after its body
         self.why_lost: dict[str, str] = {}  # why members were expelled, set before the deletion is folded
         self.standstill: str = ""
@@ -103,7 +105,7 @@ class View:
         self.arrived_at: float | None = None  # when this coordinator saw the last arrival
         self.absences: AbsenceBook = AbsenceBook(expected)
         self.accusations: Accusations = Accusations()
-        self.agreement: StopAgreement = StopAgreement()
+        self.agreement: StopNegotiation = StopNegotiation()
         self._stuck: dict[str, str] = {}  # members to expel, and why
         self._missed: dict[str, _GoneMember] = {}  # gone members, also if they came back; each counts once
         self._unnamed: dict[bool, int] = {True: 0, False: 0}  # the numbers of gone members not in `_missed`, by `left`
@@ -149,7 +151,7 @@ class View:
 
     @property
     def next_number(self) -> int:
-        """The number of the next round, larger than any that the waiting nodes know (S10)."""
+        """The number of the next round, larger than any that the waiting nodes know (S13)."""
         return 1 + max((self.number, *(record.arrived_after for record in self.waiting.values())))
 
     @property

@@ -104,12 +104,12 @@ def say_error(line: str) -> None:
         _lines.put(line, file)
 
 
-def flush_errors(within: float = AT_EXIT) -> None:
+def flush_standard_error(within: float = AT_EXIT) -> None:
     """Wait until all lines of `say_error` are written, at most `within` seconds."""
     _lines.flush(within)
 
 
-atexit.register(flush_errors)
+atexit.register(flush_standard_error)
 
 
 class _LogStream(io.TextIOBase):
@@ -138,4 +138,4 @@ class StandardErrorHandler(logging.Handler):
 
     def flush(self) -> None:
         """Write the pending lines; `logging` calls this at exit."""
-        flush_errors()
+        flush_standard_error()

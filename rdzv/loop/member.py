@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, Suppor
 from rdzv.config.config_errors import shown
 from rdzv.config.parameters import Parameter
 from rdzv.config.value_types import duration, whole_number
-from rdzv.core.round_life import Ending, EndKind, NextAction, find_give_up
+from rdzv.core.round_life import Ending, EndKind, NextAction, find_give_up_in
 from rdzv.core.stopping import as_step
 from rdzv.core.stuck.tally import RunTally
 from rdzv.errors import (
@@ -272,7 +272,7 @@ class MemberOfRound(OfThisProcess, ABC):
                 error, in_node=lambda work: await_if_async(self._handler.call(work)), release=self._release_resources
             )
             if outcome is not NextAction.MEET_AGAIN:
-                verdict = find_give_up(error)
+                verdict = find_give_up_in(error)
                 if verdict is not None and isinstance(error, ExceptionGroup):
                     raise verdict from error
                 return False

@@ -22,7 +22,7 @@ from rdzv.core.round_life import (
     EndKind,
     NextAction,
     WorkPhase,
-    find_give_up,
+    find_give_up_in,
     is_own_failure,
     loss_known_within,
 )
@@ -189,7 +189,7 @@ class RoundMonitor:
         `release` ends other members' waits for this member; it is called once this member has reported its failure,
         or members that fail because of this one would report first.
         """
-        verdict = find_give_up(failure)
+        verdict = find_give_up_in(failure)
         if verdict is not None:
             await in_node(self._give_up(verdict))
             return NextAction.GIVE_UP

@@ -46,7 +46,7 @@ T = TypeVar("T")
 def blocking_method(
     verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Handler, P], T]:
-    """Make a blocking method: it runs a verb (a node's call), or a third-party handler's method, in the node's loop."""
+    """Make a blocking method that runs `verb` in the node's loop; without a node, a third-party handler's method."""
 
     @functools.wraps(verb)
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -318,7 +318,7 @@ class Node(OfThisProcess):
                 joining = Joining(self.part, self._leaving, link, clock, start_candidacy=start_candidacy)
                 return await joining.join(examine)
             except StoreReplaced as error:
-                # Join in the new store, where rounds have higher numbers than the caller knows (promise S10).
+                # Join in the new store (S10), where rounds have higher numbers than the caller knows (S13).
                 log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self.node_id, error)
                 lost: Exception = error
             except StoreEndingError as error:

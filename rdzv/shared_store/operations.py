@@ -155,11 +155,11 @@ class Operations(RoundKeys):
 
     async def list_keys(self) -> list[str]:
         """Return this round's keys that hold values, sorted; as in PyTorch, without queues."""
-        return await _keys_of_values(self._begin_call(), self.prefix)
+        return await _list_value_keys(self._begin_call(), self.prefix)
 
     async def num_keys(self) -> int:
         """Return the number of this round's keys that hold values."""
-        return len(await _keys_of_values(self._begin_call(), self.prefix))
+        return len(await _list_value_keys(self._begin_call(), self.prefix))
 
     async def queue_push(self, key: str, value: str | bytes) -> None:
         """Append an item to a queue."""
@@ -305,7 +305,7 @@ async def _keys_under(ask: FencedCall, prefix: str) -> list[str]:
     return [entry.key for entry in (await ask(List(prefix=prefix, keys_only=True))).entries if entry is not None]
 
 
-async def _keys_of_values(ask: FencedCall, prefix: str) -> list[str]:
+async def _list_value_keys(ask: FencedCall, prefix: str) -> list[str]:
     values, queues = prefix + VALUES, prefix + QUEUES
     keys = await _keys_under(ask, prefix)
     of_queues = {key.removeprefix(queues).partition("/")[0] for key in keys if key.startswith(queues)}

@@ -56,7 +56,7 @@ class Timeline:
         self._kind = kind or SimulatedLoop
         self.now: float = START  # the true time, in seconds
         self.thread: int = threading.get_ident()
-        self.rng: random.Random = random.Random(f"timeline {seed}")  # draws the order of turns
+        self.rng: random.Random = random.Random(f"timeline {seed}")  # chooses which process runs next
         self.problem: BaseException | None = None  # a host's error, which `run` raises
         self.hosts: list[SimulatedLoop] = []
         self._timers: list[tuple[float, int, SimulatedLoop, asyncio.Handle]] = []

@@ -41,7 +41,7 @@ class _BufferCopy(NamedTuple):
         return same and not buffer.is_inference()
 
 
-class InterruptedStep:
+class StepUndo:
     """The state of one process's models at the last `check`, over all rounds."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from rdzv.loop import WorkPhase, blocking
 from rdzv.loop import rounds as awaited
 from rdzv.loop.member import LoopOptions, MemberOfRound
 from rdzv.torch.group import RoundGroup, refuse_existing_group
-from rdzv.torch.interrupted_step import InterruptedStep
+from rdzv.torch.interrupted_step import StepUndo
 from rdzv.torch.pytorch import RELEASE, bind_work_to_gpu, dist, reconfigure_handle
 from rdzv.torch.state import broadcast_state
 from rdzv.torch.store import TorchStore
@@ -94,7 +94,7 @@ class TorchRounds:
     ) -> None:
         self._url = url
         self._overrides = overrides
-        self._group: dict[str, Any] = {"backend": backend, "timeout": timeout, "interrupted": InterruptedStep()}
+        self._group: dict[str, Any] = {"backend": backend, "timeout": timeout, "interrupted": StepUndo()}
         self._options = options
         self._blocking: Generator[TorchRound, None, None] | None = None
         self._awaited: AsyncGenerator[AsyncTorchRound, None] | None = None
@@ -144,7 +144,7 @@ class _RoundWithGroup(MemberOfRound):
         *,
         backend: str,
         timeout: timedelta,
-        interrupted: InterruptedStep,
+        interrupted: StepUndo,
     ) -> None:
         self._interrupted = interrupted
         self._was_announced = loop.last is not None and not loop.last.monitor.has_failed

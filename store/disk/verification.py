@@ -55,11 +55,11 @@ def _is_log_damaged(path: Path) -> bool:
     written, index = path.with_name(f"{FILE}-wal"), path.with_name(f"{FILE}-shm")
     if not written.exists() or not index.exists():
         return False
-    frames = wal.count_of_frames_read(index.read_bytes()[:32])
+    frames = wal.frames_sqlite_reads(index.read_bytes()[:32])
     if frames is None:
         return False
     with written.open("rb") as file:
-        return wal.is_wal_damaged(file, size=written.stat().st_size, count_of_frames_read=frames)
+        return wal.is_wal_damaged(file, size=written.stat().st_size, frames_sqlite_reads=frames)
 
 
 def _lost_changes_error(path: Path, what: str) -> StoreUsageError:

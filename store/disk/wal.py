@@ -22,7 +22,7 @@ MAGIC = 0x377F0682  # the log's first number; one more if checksums are of big-e
 MX_FRAME_AT = 16  # the offset, in the -shm file, of the number of frames that SQLite reads
 
 
-def count_of_frames_read(index: bytes) -> int | None:
+def frames_sqlite_reads(index: bytes) -> int | None:
     """Return how many frames SQLite reads, according to the index of its log; None if the index is too short."""
     if len(index) < MX_FRAME_AT + 4:
         return None
@@ -30,7 +30,7 @@ def count_of_frames_read(index: bytes) -> int | None:
     return int(frames)
 
 
-def is_wal_damaged(file: IO[bytes], *, size: int, count_of_frames_read: int) -> bool:
+def is_wal_damaged(file: IO[bytes], *, size: int, frames_sqlite_reads: int) -> bool:
     """Return True if the log proves that durable changes follow the frames that SQLite reads."""
     head = file.read(HEADER.size)
     if len(head) < HEADER.size or not any(head):
@@ -40,7 +40,7 @@ def is_wal_damaged(file: IO[bytes], *, size: int, count_of_frames_read: int) -> 
     if magic & ~1 != MAGIC or _checksum(head[: HEADER.size - 8], order, (0, 0)) != (check1, check2):
         return size > HEADER.size  # frames follow a header that is synced first, so the header was damaged later
     frame_bytes = FRAME.size + page_size
-    for index in range(count_of_frames_read, (size - HEADER.size) // frame_bytes - 1):
+    for index in range(frames_sqlite_reads, (size - HEADER.size) // frame_bytes - 1):
         file.seek(HEADER.size + index * frame_bytes)
         _, committed, *its_salts, check1, check2 = FRAME.unpack(file.read(FRAME.size))
         if committed and its_salts == salts:

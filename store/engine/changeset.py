@@ -44,10 +44,10 @@ class ChangeSet:
     revisions: list[tuple[Event, ...]] = field(default_factory=list)
     compacted: int = 0
     leases: dict[int, SavedLease | None] = field(default_factory=dict)  # by id: a lease's terms; None if it ended
-    last_lease: int = 0  # the highest id assigned by the store; 0 if none
+    last_lease: int = 0  # the highest id that the store chose in this step; 0 if none
     replies: list[KeptReply] = field(default_factory=list)
     sessions: dict[bytes, int | None] = field(default_factory=dict)  # by id: a new session's number; None if it ended
-    last_session: int = 0  # the highest number assigned by the store; 0 if none
+    last_session: int = 0  # the highest number that the store chose in this step; 0 if none
     _new: set[bytes] = field(default_factory=set, repr=False, compare=False)  # ids of sessions opened in this step
 
     def __bool__(self) -> bool:

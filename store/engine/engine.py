@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 NOBODY: Final = MappingProxyType[int, float]({})
 PAGES_BYTES = 4 * 4096  # bytes of the database pages that a write of one key changes
 LAPSES_AT_ONCE = 256  # leases that one tick may end; the next tick follows in a millisecond
-WAITS_AT_ONCE = 512  # a change that affects more waits than this postpones them
-WAITED_KEYS_AT_ONCE = 16_384  # a change postpones its waits if they have more keys and conditions than this
+WAITS_AT_ONCE = 512  # if a change affects more waits than this, later steps check them
+WAITED_KEYS_AT_ONCE = 16_384  # the same, if they have more keys and conditions in all
 
 
 ENDED = object()
@@ -209,8 +209,8 @@ class Engine:
         if writes:
             size = state.bytes_to_write(request)
             cost = size + len(writes) * PAGES_BYTES
-            coordinates_run = self._keys.groups.coordinates_run
-            if cost <= state.steering_bytes and all(coordinates_run(getattr(each, "key", "")) for each in writes):
+            is_coordination_key = self._keys.groups.is_coordination_key
+            if cost <= state.steering_bytes and all(is_coordination_key(getattr(each, "key", "")) for each in writes):
                 state.steering_bytes -= cost
             elif size > state.writable_bytes:
                 small = f" and writes of {state.writable_bytes} bytes" if state.writable_bytes else ""

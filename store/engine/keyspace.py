@@ -1,7 +1,7 @@
 """The keys of the store, their entries, their order, and their memory.
 
 Memory is also counted by group (promise S6): the keys that begin with the same `GROUP_PARTS` parts are a group. The key
-`/rdzv/job-7/head/round` is in the group `/rdzv/job-7/`. The keys that coordinate a run (`coordinates_run`) may exceed
+`/rdzv/job-7/head/round` is in the group `/rdzv/job-7/`. Keys that coordinate a run (`is_coordination_key`) may exceed
 the limits a little: see docs/limits.md.
 
 Keys are ordered by their UTF-8 bytes, in short sorted lists, so that an insert moves few pointers.
@@ -71,7 +71,7 @@ class Groups:
                 return None
         return key[:at]
 
-    def coordinates_run(self, key: str) -> bool:
+    def is_coordination_key(self, key: str) -> bool:
         """Return True if this key coordinates a run (`COORDINATION_KEYS`)."""
         name = self.name_of(key)
         return name is not None and key[len(name) :].partition("/")[0] in COORDINATION_KEYS

@@ -354,7 +354,7 @@ class RequestExecutor:
                 self._waits.move_to_key(watcher, missing)
 
     def check_postponed_waits(self) -> None:
-        """Check some postponed waits, each against the keys at the revision that affected it, and at later ones."""
+        """Check some postponed waits, each as of the revision that affected it, then as of each later change."""
         left = LOOKS_A_STEP
         while left > 0 and self._postponed:
             watcher, since = self._postponed.next()

@@ -99,7 +99,7 @@ class StoreState:
         most = self.writes_max if limit == "writes_max" else getattr(self.limits, limit)
         if amount > most:
             room = most // SPARE_SHARE if spare is None else spare
-            if for_keys and amount <= most + room and all(map(self.keys.groups.coordinates_run, for_keys)):
+            if for_keys and amount <= most + room and all(map(self.keys.groups.is_coordination_key, for_keys)):
                 return
             what, remedy = PAST[limit]
             shown_most = f"{most:g}" if isinstance(most, float) else most
@@ -129,7 +129,7 @@ class StoreState:
             value = held + write.value
         else:
             value = write.value
-            if len(value) > self.limits.value_bytes_max and not self.keys.groups.coordinates_run(key):
+            if len(value) > self.limits.value_bytes_max and not self.keys.groups.is_coordination_key(key):
                 self.check_limit("value_bytes_max", len(value), brief(key))
             if not isinstance(write, Create) and write.ttl is not None:
                 if write.lease is not None:

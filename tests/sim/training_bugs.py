@@ -10,7 +10,7 @@ from unittest.mock import patch
 from rdzv.core import decision
 from rdzv.core.decision import Act, Expel, Publish, Rules, decide
 from rdzv.core.state import Change, Head, NodeRecord
-from rdzv.core.stopping import StepGate, Stop, StopAgreement
+from rdzv.core.stopping import StepGate, Stop, StopNegotiation
 from rdzv.core.view import Picture
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.membership import Membership, unreported_changes
@@ -63,14 +63,14 @@ def _an_early_departure_is_not_noticed() -> Iterator[None]:
 
 @contextmanager
 def _nothing_is_heard_after_newcomers() -> Iterator[None]:
-    then = StopAgreement.next_record
+    then = StopNegotiation.next_record
 
-    def next_once(self: StopAgreement, round: int, standing: Stop | None, **more: Any) -> tuple[Stop, int] | None:
+    def next_once(self: StopNegotiation, round: int, standing: Stop | None, **more: Any) -> tuple[Stop, int] | None:
         if standing is not None and standing.decided and standing.round == round:
             return None
         return then(self, round, standing, **more)
 
-    with patch.object(StopAgreement, "next_record", next_once):
+    with patch.object(StopNegotiation, "next_record", next_once):
         yield
 
 
@@ -153,13 +153,13 @@ def _two_expels_of_one_picture() -> Iterator[None]:
 
 @contextmanager
 def _its_own_decision_is_forgotten() -> Iterator[None]:
-    wrote = StopAgreement.note_written
+    wrote = StopNegotiation.note_written
 
-    def forget(self: StopAgreement, stop: Stop) -> None:
+    def forget(self: StopNegotiation, stop: Stop) -> None:
         if not stop.decided:
             wrote(self, stop)
 
-    with patch.object(StopAgreement, "note_written", forget):
+    with patch.object(StopNegotiation, "note_written", forget):
         yield
 
 

@@ -86,7 +86,7 @@ def _is_this_python(found: str) -> bool:
 
 
 class ForkedWorker:
-    """A forked worker behind its guard, with the interface of `asyncio.subprocess.Process`."""
+    """A forked worker behind its guard, with what the launcher uses of `asyncio.subprocess.Process`."""
 
     def __init__(self, report: int, pid: int) -> None:
         self.returncode: int | None = None

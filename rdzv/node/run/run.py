@@ -167,7 +167,7 @@ class Run:
         """
         name, attribute = _parse_ban_target(node_id, where)
 
-        async def find_banned() -> dict[str, int]:
+        async def find_nodes_to_ban() -> dict[str, int]:
             if where is None:
                 there = await self.store.get(self.keys.node(node_id))
                 return {} if there is None else {node_id: there.mod_revision}
@@ -175,7 +175,7 @@ class Run:
             return {each.node_id: each.arrival for each in records if each.attributes.get(where[0]) == where[1]}
 
         ban = Ban(reason=reason, by=self.by, now=now, lasts=lasts, where=attribute)
-        return tuple(sorted(await self._write_ban(name, ban, find_banned)))
+        return tuple(sorted(await self._write_ban(name, ban, find_nodes_to_ban)))
 
     async def unban(self, node_id: str = "", reason: str = "", *, where: tuple[str, str] | None = None) -> bool:
         """Lift the ban of a node, or of an attribute and its value; the history gets the reason.

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv.display.standard_error import flush_errors
+from rdzv.display.standard_error import flush_standard_error
 from rdzv.torch.pytorch import SignalException, patch_to_ignore_signals
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class EndSignals:
         if self._is_repeated(number):
             return
         if self._limit is not None:
-            flush_errors()
+            flush_standard_error()
             os._exit(128 + number)
         self._start_exit_timer(told := signal.Signals(number))
         raise SignalException(f"Process {os.getpid()} got signal: {number}", sigval=told)
@@ -78,5 +78,5 @@ class EndSignals:
     def _exit_at_limit(self, told: signal.Signals) -> None:
         if not self.hosts():
             self.give_up(told.name)
-            flush_errors()
+            flush_standard_error()
             os._exit(128 + told)

@@ -210,11 +210,11 @@ def test_a_child_of_a_fork_logs_too(capfd: pytest.CaptureFixture[str]) -> None:
     logger = logging.Logger("forked")
     logger.addHandler(standard_error.StandardErrorHandler())
     logger.error("parent %s", "\ud800")
-    standard_error.flush_errors()
+    standard_error.flush_standard_error()
     child = os.fork()
     if child == 0:
         logger.error("child")
-        standard_error.flush_errors()
+        standard_error.flush_standard_error()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert capfd.readouterr().err == "parent \\ud800\nchild\n"

@@ -96,10 +96,10 @@ def test_the_store_keeps_room_for_the_keys_by_which_a_run_decides_and_for_no_oth
     names = {name for name, kind in vars(Keys).items() if type(kind).__name__ == "_Key"} - {"stores"}
     deciding = [getattr(KEYS, name) for name in names] + [KEYS.answers("q"), KEYS.ranks(0, 1, 2)]
     groups = Groups()
-    assert [key for key in deciding if not groups.coordinates_run(key)] == []
+    assert [key for key in deciding if not groups.is_coordination_key(key)] == []
     assert {key.removeprefix(KEYS.root).partition("/")[0] for key in deciding} == COORDINATION_KEYS
     assert not any(
-        map(groups.coordinates_run, (KEYS.shared(0, 1) + "k/head/round", KEYS.kept("head/round"), KEYS.host))
+        map(groups.is_coordination_key, (KEYS.shared(0, 1) + "k/head/round", KEYS.kept("head/round"), KEYS.host))
     )
 
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rdzv.core.stopping import BegunStep, StepGate, Stop, StopAgreement, agreed_step
+from rdzv.core.stopping import BegunStep, StepGate, Stop, StopNegotiation, agreed_step
 
 
 @pytest.mark.parametrize(
@@ -118,14 +118,14 @@ def test_no_step_passes_the_gate_after_its_answer_with_two_threads() -> None:
         assert max(passed, default=-1) <= (-1 if answer is None else answer)
 
 
-def asked(agreement: StopAgreement, standing: Stop | None = None, **more: object) -> tuple[Stop, int] | None:
+def asked(agreement: StopNegotiation, standing: Stop | None = None, **more: object) -> tuple[Stop, int] | None:
     """Return the next write of the agreement in round 3, whose members are a and b."""
     usual: dict[str, object] = {"why": "b to leave", "for_newcomers": False, "closing": False, "some_have_gone": False}
     return agreement.next_record(3, standing, members=("a", "b"), **(usual | more))  # type: ignore[arg-type]
 
 
-def agreement_that_has_asked() -> StopAgreement:
-    agreement = StopAgreement()
+def agreement_that_has_asked() -> StopNegotiation:
+    agreement = StopNegotiation()
     listened = agreement.has_written
     question, over = asked(agreement) or (None, -1)
     assert question == Stop(round=3, why="b to leave")
@@ -156,7 +156,7 @@ def test_a_decision_is_rewritten_only_for_a_better_reason_and_if_no_member_has_b
 
 
 def test_a_successor_continues_from_the_question_in_the_store() -> None:
-    agreement, found = StopAgreement(), Stop(round=3, why="b to leave", revision=7)
+    agreement, found = StopNegotiation(), Stop(round=3, why="b to leave", revision=7)
     for node_id in "ab":
         agreement.note_answer(node_id, BegunStep(round=3, step=None))
     assert asked(agreement, found, why="") is None, "the answer of one that has left may not be read yet"

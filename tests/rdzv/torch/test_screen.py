@@ -18,7 +18,7 @@ import rdzv
 import rdzv.sync
 from rdzv.core.round_life import Ending, EndKind
 from rdzv.core.state import Closed
-from rdzv.display.standard_error import flush_errors
+from rdzv.display.standard_error import flush_standard_error
 from tests.support.processes import require
 
 require("torch")  # the imports below need it
@@ -60,7 +60,7 @@ def test_loglevel_is_obeyed(
         logging.getLogger("rdzv.torch").info("story")
         logging.getLogger("rdzv.node").info("detail")
         logging.getLogger("store.client").warning("warning")
-        flush_errors()
+        flush_standard_error()
     lines = capsys.readouterr().err.splitlines()
     assert ", ".join(line.partition("] ")[2] for line in lines) == shown
     assert all(re.fullmatch(r"[IW]\d{4} \d\d:\d\d:\d\d\.\d{3} \d+ (rdzv|store)\] \w+", line) for line in lines)

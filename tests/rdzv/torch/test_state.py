@@ -13,7 +13,7 @@ import torch  # noqa: E402
 
 from rdzv.errors import RoundChanged  # noqa: E402
 from rdzv.torch import state  # noqa: E402
-from rdzv.torch.interrupted_step import InterruptedStep  # noqa: E402
+from rdzv.torch.interrupted_step import StepUndo  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,7 @@ def test_a_sharded_model_is_refused(play: Callable[[Played], None]) -> None:
 def test_buffers_are_restored_only_before_the_optimizers_step() -> None:
     model = torch.nn.BatchNorm1d(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-    interrupted = InterruptedStep()
+    interrupted = StepUndo()
     interrupted.track(model, optimizer)
 
     def batch() -> None:
@@ -115,7 +115,7 @@ def test_each_of_several_models_is_restored_by_its_own_call_of_sync_state(steppe
     """A generator and a discriminator, with two calls: the first one must not count as a `check` of the second."""
     models = [torch.nn.BatchNorm1d(2) for _ in range(2)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-    interrupted = InterruptedStep()
+    interrupted = StepUndo()
     for batches in (0, int(stepped)):
         for model, optimizer in zip(models, optimizers, strict=True):
             interrupted.undo_step(model, optimizer, announced=False)
@@ -135,7 +135,7 @@ def test_gradients_are_dropped_of_the_model_and_of_all_parameters_of_the_optimiz
     frozen = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD([{"params": frozen.parameters()}, {"params": [scale]}], lr=0.1)
     ((model(torch.ones(1, 2)) + frozen(torch.ones(1, 2))) * scale).sum().backward()
-    InterruptedStep().undo_step(model if passes_model else None, optimizer, announced=False)
+    StepUndo().undo_step(model if passes_model else None, optimizer, announced=False)
     assert [one.grad for one in (*frozen.parameters(), scale)] == [None] * 3
     assert all((one.grad is None) is passes_model for one in model.parameters())
 
@@ -146,7 +146,7 @@ def test_gradients_lost_by_an_announced_change_are_warned_of_once(
 ) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    interrupted = InterruptedStep()
+    interrupted = StepUndo()
     for _ in range(2):
         interrupted.track(model, optimizer)
         for _ in range(2):
@@ -166,7 +166,7 @@ def test_a_step_of_lbfgs_interrupted_between_two_evaluations_is_undone() -> None
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, history_size=3)
-    interrupted = InterruptedStep()
+    interrupted = StepUndo()
     interrupted.track(model, optimizer)
 
     def step(raises_at: int) -> None:
@@ -217,7 +217,7 @@ def test_a_step_that_communicates_is_undone_with_a_closure_and_warned_of_without
 ) -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = Distributed([weight], lr=0.1)
-    interrupted = InterruptedStep()
+    interrupted = StepUndo()
     interrupted.track(None, optimizer)
     with pytest.raises(RuntimeError, match="aborted"):
         optimizer.step(closure)

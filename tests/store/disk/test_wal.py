@@ -35,7 +35,7 @@ def read_by_sqlite(tmp_path: Path, log: bytes) -> int:
     (tmp_path / "y-wal").write_bytes(log)
     database = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
     database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    frames = wal.count_of_frames_read((tmp_path / "y-shm").read_bytes())
+    frames = wal.frames_sqlite_reads((tmp_path / "y-shm").read_bytes())
     database.close()
     for name in ("y-wal", "y-shm"):
         (tmp_path / name).unlink(missing_ok=True)
@@ -44,7 +44,7 @@ def read_by_sqlite(tmp_path: Path, log: bytes) -> int:
 
 
 def damaged(tmp_path: Path, log: bytes) -> bool:
-    return wal.is_wal_damaged(io.BytesIO(log), size=len(log), count_of_frames_read=read_by_sqlite(tmp_path, log))
+    return wal.is_wal_damaged(io.BytesIO(log), size=len(log), frames_sqlite_reads=read_by_sqlite(tmp_path, log))
 
 
 def commits(log: bytes) -> list[int]:
@@ -108,5 +108,5 @@ def test_frames_from_before_a_restart_of_the_log_are_no_damage(tmp_path: Path) -
 
 
 def test_an_index_that_says_nothing_is_no_number() -> None:
-    assert wal.count_of_frames_read(b"") is None
-    assert wal.count_of_frames_read(os.urandom(19)) is None
+    assert wal.frames_sqlite_reads(b"") is None
+    assert wal.frames_sqlite_reads(os.urandom(19)) is None
