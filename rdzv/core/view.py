@@ -95,9 +95,7 @@ class View:
         self.waiting: dict[str, NodeRecord] = {}  # in order of arrival
         self.left_out: dict[str, NodeRecord] = {}  # waiting nodes that did not reach the last round's rank 0
         self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes whose last round failed its test of rank 0
-        self._cut_off: dict[
-            str, NodeRecord
-        ] = {}  # waiting nodes that did not reach a rank 0 that others reached
+        self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach a rank 0 that others reached
         self.left_early: bool = False  # True: a member left neither at the agreed step nor after its body
         self.why_lost: dict[str, str] = {}  # why members were expelled, set before the deletion is folded
         self.standstill: str = ""
