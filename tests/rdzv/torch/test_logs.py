@@ -84,10 +84,11 @@ async def test_the_logs_of_earlier_rounds_are_renamed_once_they_have_been_read(t
         await begins(a, "1/0")
         (tmp_path / "fail-a").touch()
         await begins(a, "1/1")
-        await agent("c")
+        c = await agent("c")
         await begins(a, "2/1")
-        a.terminate()
-        await a.wait()
+        for ending in (a, c):  # a killed agent would leave its worker
+            ending.terminate()
+            await ending.wait()
     assert [line for line in a.stdout if "tails" in line] == ["tails have ended: True"] * 3
     (run,) = (logs / "a").iterdir()
     kept = {folder.name: (folder / "0" / "stdout.log").read_text().splitlines() for folder in run.iterdir()}
