@@ -23,15 +23,11 @@ def printable(text: str, *, most: int = LETTERS_MOST) -> str:
     return "".join(map(_escape_letter, text))
 
 
-def escape_log_arguments(log: logging.Logger) -> logging.Logger:
-    """Make a logger escape the texts among its arguments."""
+def make_logger(name: str) -> logging.Logger:
+    """Return the logger of this name; it escapes the texts among its arguments."""
+    log = logging.getLogger(name)
     log.addFilter(_escape_record)
     return log
-
-
-def make_logger(name: str) -> logging.Logger:
-    """Return the logger of this name, which escapes the texts among its arguments."""
-    return escape_log_arguments(logging.getLogger(name))
 
 
 def _escape_record(record: logging.LogRecord) -> bool:

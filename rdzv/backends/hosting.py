@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 from abc import ABC, abstractmethod
 from functools import partial
 from ssl import CERT_REQUIRED
@@ -47,7 +46,7 @@ from store.net.dialing import describe, exhausted_limit
 from store.net.sockets import listen_on
 from store.net.tasks import cancel_and_wait
 from store.net.threads import Flag, in_thread
-from store.printable import escape_log_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     import random
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
 
     OpenClient = Callable[[float], contextlib.AbstractAsyncContextManager[Store]]  # the argument: seconds to connect
 
-log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 SAY_TAKEN_AFTER: Final = 1.0  # seconds that the port is taken before a warning; a starting store answers sooner
 TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds between attempts, at random; short, as all nodes wait for the host
@@ -279,10 +278,10 @@ class OneHostStarter(StoreStarter):
 
     async def _start_or_find_store(self) -> HostedStore | None:
         say_at = anyio.current_time() + SAY_TAKEN_AFTER
-        host = partial(host_if_needed, self._settings, self._credentials, self._gives_up, self._starts)
+        start_if_needed = partial(host_if_needed, self._settings, self._credentials, self._gives_up, self._starts)
         while True:
             try:
-                if (hosted := await in_thread(host)) is not None:
+                if (hosted := await in_thread(start_if_needed)) is not None:
                     self._starts.clear()  # `aclose` need not wait for the checks of the started store
                     try:
                         await self._check_address(hosted)
@@ -310,7 +309,8 @@ class OneHostStarter(StoreStarter):
         """Raise an error if the URL leads to another store than this new one, or nowhere."""
         url, foreign = self._settings.endpoint.url, host.bound.foreign
         if not host.bound.indirect:
-            if foreign and len(await in_thread(lambda: find_listening(foreign))):
+            listening = await in_thread(lambda: find_listening(foreign)) if foreign else []
+            if listening:
                 raise HostedElsewhereError(f"another node has started a store at {url} at the same moment")
             return
         try:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import math
 import os
 import random
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 
@@ -38,7 +37,7 @@ from store import StoreError, StoreReplaced, StoreUsageError
 from store.errors import OfThisProcess
 from store.keeping import RELEASE_WITHIN
 from store.net.process import host_name
-from store.printable import escape_log_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from rdzv.node.link.node_loop import NodeLoop
     from store import Store
 
-log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
 ANOTHER_STORE_WITHIN = 1.0  # seconds of an attempt to connect after the last store was given up

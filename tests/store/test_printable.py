@@ -7,7 +7,7 @@ from functools import partial
 import msgpack
 import pytest
 
-from store.printable import LETTERS_MOST, escape_log_arguments, printable
+from store.printable import LETTERS_MOST, make_logger, printable
 from store.protocol import wire
 from store.protocol.wire import Bye, Greeting, Rejection, Welcome
 
@@ -50,7 +50,7 @@ def test_a_peers_farewell_is_escaped() -> None:
 
 
 def test_a_logger_escapes_text_of_others_and_leaves_numbers_alone(caplog: pytest.LogCaptureFixture) -> None:
-    log = escape_log_arguments(logging.getLogger("tests.escape_log_arguments"))
+    log = make_logger("tests.make_logger")
     log.warning("run %s, %d nodes: %s", "job\n2026 forged", 3, ValueError("\x1b[2J"))
     log.warning("nothing %% to escape")
     log.warning("%(name)s", {"name": "kept"})

@@ -35,7 +35,7 @@ from rdzv.display.standard_error import say_error
 from rdzv.loop import KILL, STACKS, EndKind, NextAction, RunTally, cancel_and_wait
 from rdzv.loop.own_folder import temporary_folder
 from rdzv.loop.rounds import make_handler
-from store.printable import escape_log_arguments, printable, without_durations
+from store.printable import make_logger, printable, without_durations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rdzv import Handler, RendezvousInfo
     from rdzv.cli.launcher.job import Job
 
-log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 SAID_AGAIN_AFTER: Final = 30.0  # seconds until an unchanged reason is printed again
 EXPLAINED_AFTER: Final = 2.0  # seconds until the reason of a wait is printed, and between checks of the reason

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from rdzv._version import __version__
 from rdzv.core.addresses import addresses_for_record
@@ -30,7 +29,7 @@ from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renew_if_old
 from store.net.callers import is_served_here
 from store.net.process import host_name, loopback_id
 from store.net.tasks import cancel_and_wait
-from store.printable import escape_log_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     from rdzv.node.link.store_session import StoreSession
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from store import TransactionResult
     from store.messages import Operation
 
-log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 ROUND_TRIPS_PER_TTL = 10  # round trips that a node's TTL covers at least: time for three slow renewals
 BANS_LOOKED_FOR_MOST = 64  # bans in an arrival's conditions, at most; while waiting, the node checks all bans

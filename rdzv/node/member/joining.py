@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -32,7 +31,7 @@ from rdzv.node.run.status import find_member
 from store import ConnectionLost, Put, StoreError, StoreReplaced, StoreTimeoutError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN
 from store.net.tasks import cancel_and_wait
-from store.printable import escape_log_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from rdzv.node.member.leaving import Withdrawal
     from rdzv.node.member.node_state import NodeState
 
-log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 NAMES_WITHIN = 2.0  # seconds to read nodes' names for a message; after that, the message has their ranks
 HEARD_WITHIN = 4.0  # seconds that a member waits for rank 0's verdict on a round

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rdzv.config.resizing import resize
 from rdzv.core.hosts.lost_store import LastKnownRun, known_lost_store
 from rdzv.core.state import Ban, LostStore, pack_settings, unpack_settings
 from store import Delete, Put, when
-from store.printable import escape_log_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     from rdzv.node.link.store_session import StoreSession
     from rdzv.node.member.node_state import NodeState
     from store.messages import Operation
 
-log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 
 def remember_lost_store(part: NodeState, link: StoreSession) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -14,7 +14,7 @@ from rdzv.node.member.arrival import ArrivalState
 from rdzv.node.member.leaving import announce_store_move
 from rdzv.node.member.step_reporter import earlier_time
 from store import ConditionFailed, Put, StoreError, when
-from store.printable import escape_log_arguments
+from store.printable import make_logger
 
 if TYPE_CHECKING:
     from rdzv.core.state import Ban, NodeRecord
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rdzv.node.link.store_session import StoreSession
     from rdzv.node.member.node_state import NodeState
 
-log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 LOOK_AGAIN_AFTER = 1.0  # seconds from a check that raised an error to the next check
 

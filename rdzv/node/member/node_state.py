@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rdzv.config.settings import describe_difference
 from rdzv.core.addresses import add_zone_of
@@ -26,7 +26,7 @@ from rdzv.membership import Membership
 from rdzv.node.member.arrival import Arrival, ArrivalState
 from rdzv.node.member.step_reporter import StepReporter
 from rdzv.node.run.run_settings import RunSettings
-from store.printable import escape_log_arguments, without_durations
+from store.printable import make_logger, without_durations
 
 if TYPE_CHECKING:
     import random
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rdzv.node.link.store_session import StoreSession
     from store.keeping import HeldLease
 
-log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 NOT_WAITING = "not waiting for anything"
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rdzv.core.stuck.step_log import WAITS_AFTER
 from store.keeping import RENEWALS_PER_TTL
-from store.printable import escape_log_arguments, in_words
+from store.printable import in_words, make_logger
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.membership import Membership
     from rdzv.node.link.store_session import StoreSession
 
-log: logging.Logger = escape_log_arguments(logging.getLogger(__name__))
+log: Final = make_logger(__name__)
 
 SAY_WAIT_AFTER = 1.5  # seconds of a member's wait in the round's store before its node logs the wait
 LOOKS_PER_LIMIT = 4  # checks per time limit, of a member without a limit or already reported as quiet

@@ -20,7 +20,7 @@ from rdzv.display.standard_error import StandardErrorHandler
 from rdzv.loop import EndKind
 from rdzv.torch.agent.unnamed_run import NO_NAME
 from rdzv.torch.pytorch import signal_name_of
-from store.printable import escape_log_arguments, plural, without_durations
+from store.printable import make_logger, plural, without_durations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rdzv import Closed, Ending, sync
     from rdzv.config.settings import Settings
 
-log: logging.Logger = escape_log_arguments(logging.getLogger("rdzv.torch"))
+log: Final = make_logger("rdzv.torch")
 
 WAITS_SILENTLY: Final = 3.0  # seconds that an agent waits for other nodes before it logs the reason
 SAYS_AGAIN_AFTER: Final = 30.0  # seconds until the same reason for a wait is logged again
