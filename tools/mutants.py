@@ -4,9 +4,9 @@ python -m tools.mutants cover MAP PYTEST_ARGUMENTS     run tests, and note in th
 python -m tools.mutants play MAP --count 100 --seed 7  plant defects at random in those lines, in copies of the tree
 
 `cover` may be called for one folder of tests after the other: a later run of a test replaces an earlier one. `play`
-runs the tests that run the line, the nearest first, at most 60 s for a defect. It prints each defect that none of
-them finds, and the share that was found. `tools/mutants.txt` keeps the survivors that change nothing a test could see,
-with the reason: these do not count.
+runs the recorded scenes that run the line, and then other tests that do, the nearest first, at most 60 s each. It
+prints each defect that none of them finds, and the share that was found. `tools/mutants.txt` keeps the survivors that
+change nothing a test could see, with the reason: these do not count.
 
 This module is also the pytest plugin by which `cover` traces tests. It sees threads, but no child processes.
 """
@@ -46,8 +46,9 @@ STORE_ROOMS: Final = ("engine", "server", "client", "protocol", "disk")
 ROOMS: Final = ("rdzv/core", "rdzv/node", "rdzv/loop", *(f"store/{room}" for room in STORE_ROOMS))
 MAP_VARIABLE: Final = "RDZV_MUTANTS_MAP"
 KEPT: Final = ROOT / "tools" / "mutants.txt"
-BUDGET: Final = 50.0  # seconds that the chosen tests of one defect took when they were traced
-LIMIT: Final = 60.0  # seconds for all of them; a defect that makes them wait longer is found
+RECORDED: Final = "tests/recorded/"  # its scenes take tenths of a second, and tell the most
+BUDGET: Final = 50.0  # seconds that the other chosen tests of one defect took when they were traced
+LIMIT: Final = 60.0  # seconds for either; a defect that makes them wait longer is found
 NO_END: Final = f"no end within {LIMIT:g} s"
 ENVIRONMENT: Final = {"RDZV_TEST_SEED": "1", "PYTHONHASHSEED": "0"}  # the same cases of large tables each time
 
@@ -304,10 +305,18 @@ class Copies:
         return "" if not child.returncode else failure[1] if failure else f"pytest ended: {output[-500:]}"
 
 
+def scenes_for(mutant: Mutant, runs: list[Run]) -> list[str]:
+    """Return all recorded scenes that run its line, the quick ones first."""
+    those = [run for run in runs if run.lines.get(mutant.file, 0) >> mutant.line & 1 and run.test.startswith(RECORDED)]
+    return [run.test for run in sorted(those, key=lambda run: run.seconds)]
+
+
 def tests_for(mutant: Mutant, runs: list[Run]) -> list[str]:
-    """Return tests that run its line, while time is left: a case of each first, and the near and quick ones first."""
+    """Return other tests that run its line, while time is left: a case of each, and the near and quick ones first."""
     there, those, cases, left = mutant.file.split("/"), [], Counter[str](), BUDGET
     for run in (one for one in runs if one.lines.get(mutant.file, 0) >> mutant.line & 1):
+        if run.test.startswith(RECORDED):
+            continue
         function = run.test.partition("[")[0]
         near = sum(one == other for one, other in zip(there, function.split("/")[1:], strict=False))
         those.append((cases[function], -near, run.seconds, run.test))
@@ -322,7 +331,7 @@ def tests_for(mutant: Mutant, runs: list[Run]) -> list[str]:
 
 def play(folder: Path, count: int, seed: int, rooms: list[str], jobs: int) -> int:
     """Plant defects at random; return 1 if one survives that is not kept."""
-    runs = [run for run in read_map(folder) if run.seconds <= BUDGET]
+    runs = read_map(folder)
     kept = {line.partition("  # ")[0] for line in KEPT.read_text().splitlines()}
     pool = [one for one in covered(runs, rooms) if one.name not in kept]
     chosen = random.Random(seed).sample(pool, min(count, len(pool)))
@@ -330,7 +339,12 @@ def play(folder: Path, count: int, seed: int, rooms: list[str], jobs: int) -> in
     found: Counter[bool] = Counter()
     with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(jobs) as threads:
         copies = Copies(Path(place), jobs)
-        finders = threads.map(lambda one: copies.play(one, tests_for(one, runs)), chosen)
+
+        def finder_of(one: Mutant) -> str:
+            batches = scenes_for(one, runs), tests_for(one, runs)
+            return next(filter(None, (copies.play(one, batch) for batch in batches if batch)), "")
+
+        finders = threads.map(finder_of, chosen)
         for mutant, finder in zip(chosen, finders, strict=True):
             found[bool(finder)] += 1
             print(f"{f'found by {finder}' if finder else 'SURVIVES'}: line {mutant.line}, {mutant.name}", flush=True)
