@@ -52,7 +52,7 @@ def judge_reach(why: str, missing: Collection[int], *, size: int, needed: int, a
     """Return rank 0's verdict on a round in which some ranks have not connected to it.
 
     `missing` has the unconnected ranks; it is empty if rank 0 could not listen. `again` is True if this node was
-    unreachable as rank 0 before, as was every other candidate.
+    unreachable as rank 0 before, as was every other member.
     """
     here = size - len(missing)
     # Of two nodes, either may be to blame: leave the other out only if it was unreachable as rank 0, too.

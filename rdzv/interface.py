@@ -50,7 +50,7 @@ class RendezvousHandler(_RunAndNodeId, ABC):
 
     @abstractmethod
     async def set_closed(self, reason: str = "") -> None:
-        """Close the run for every node, for good; the first reason is shown."""
+        """Close the run for every node; the first reason is shown."""
 
     async def aclose(self) -> None:
         """Leave for good and release all resources; may be called twice."""
@@ -79,7 +79,7 @@ class BlockingRendezvousHandler(_RunAndNodeId, ABC):
 
     @abstractmethod
     def set_closed(self, reason: str = "") -> None:
-        """Close the run for every node, for good."""
+        """Close the run for every node."""
 
     def close(self) -> None:
         """Leave for good and release all resources; may be called twice."""

@@ -38,7 +38,7 @@ def main() -> None:
         )
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-    from rdzv.torchrun import create_handler  # under `python -m`, this module's own is in `__main__`
+    from rdzv.torchrun import create_handler  # under `python -m`, the global one belongs to `__main__`
 
     rendezvous_handler_registry.register("rdzv", create_handler)
     run.main()

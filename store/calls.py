@@ -181,7 +181,8 @@ class Calls(ABC):
         """Delete all keys that start with `prefix`; return their number.
 
         More keys than `writes_max` are deleted in several steps. `when` is checked at each step, and keys written after
-        the first step stay. An error after the first step has `maybe_applied`, and says how many keys are gone.
+        the first step stay (not at older servers). An error after the first step has `maybe_applied`, and says how many
+        keys are gone.
         """
         left, when = self._timeout_countdown(timeout), tuple(when)
         with contextlib.suppress(LimitExceeded):

@@ -1,4 +1,4 @@
-"""The client for a URL. Importing a module named `connect` would replace the function `store.connect`."""
+"""The client for a URL. Not named `connect`: importing that module would replace the function `store.connect`."""
 
 from __future__ import annotations
 

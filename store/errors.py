@@ -12,7 +12,7 @@ class StoreError(Exception):
 
 
 class ConnectionLost(StoreError):
-    """The connection broke before the answer."""
+    """No answer came, as the connection broke, or no store could be reached."""
 
     # The default is for pickle, which makes an error from its message alone, and sets `maybe_applied` afterwards.
     def __init__(self, message: str, *, maybe_applied: bool = True) -> None:
@@ -65,7 +65,7 @@ class WatchCompacted(StoreError):
 
 
 class UsedAfterFork(StoreError):
-    """A client made before `fork()` was used in the child; make a new one there (not for etcd)."""
+    """A client made before `fork()` was used in the child: make a new one there; for etcd, spawn the child."""
 
 
 class StoreUsageError(StoreError, ValueError):

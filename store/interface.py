@@ -45,7 +45,7 @@ NOT_OPEN = "the watch is not open: read it in `async with client.watch(prefix) a
 class Watch(ABC):
     """The changes under a prefix, in order. A reader may leave the iteration and resume it, also within a revision."""
 
-    _rest: Iterator[Event] = iter(())  # the events of a revision that the reader has not taken yet
+    _rest: Iterator[Event] = iter(())  # events of the last batch that the reader has not taken yet
 
     @abstractmethod
     async def __aenter__(self) -> Self:

@@ -321,7 +321,7 @@ async def _grant(store: Calls, ttl: float, terms: LeaseTerms) -> tuple[Lease, fl
 async def renew_if_old(
     lease: Lease, sent_at: float, time: Callable[[], float], *, timeout: float | None = None
 ) -> float:
-    """Renew a lease if its grant took long; return the time at which the last request was sent."""
+    """Renew a lease if its grant took long; return when the renewal, or else the grant, was sent."""
     now = time()
     if now < sent_at + lease.ttl / RENEWALS_PER_TTL:
         return sent_at

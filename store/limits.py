@@ -20,7 +20,7 @@ def _limit(default: float, help: str, *, past: str, used: str | None = None) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a server, in bytes, counts or seconds; docs/limits.md explains each of them."""
+    """The limits of a server, in bytes, counts or seconds; docs/limits.md explains them."""
 
     frame_bytes_max: int = _limit(
         64 * MIB,
@@ -101,7 +101,7 @@ class Limits:
     watches_max: ClassVar[int] = 4_096  # open watches and parked waits of a connection
     waits_bytes_max: ClassVar[int] = 8 * MIB  # keys and conditions of a connection's waits, with their bookkeeping
     session_replies_max: ClassVar[int] = 4_096  # replies that a client has not acknowledged
-    session_replies_bytes_max: ClassVar[int] = 8 * MIB  # bytes of the replies that a client has not acknowledged
+    session_replies_bytes_max: ClassVar[int] = 8 * MIB  # the bytes of these replies
     append_bytes_max: ClassVar[int] = MIB  # of the value after an append: a durable store writes all of it again
     frame_timeout: ClassVar[float] = 30.0  # seconds of silence in the middle of a frame
     # Of all clients together:

@@ -399,7 +399,7 @@ class DeletePrefix(Request[Counted], code=9, kw_only=True):
 
 
 class DeleteOlder(Request[DeletedOlder], code=25, kw_only=True):
-    """Delete some of the keys that start with `prefix`, sort after `after`, and were last written up to `revision`."""
+    """Delete some keys that start with `prefix`, sort after `after`, and have a mod_revision up to `revision`."""
 
     prefix: str
     after: str = ""
@@ -473,7 +473,7 @@ class KeepAlive(Request[Granted], code=15, kw_only=True):
 
 
 class Revoke(Request[Done], code=16, kw_only=True):
-    """End a lease and delete its keys now."""
+    """End a lease, and delete its keys."""
 
     lease: int
 
@@ -562,7 +562,7 @@ def mutates(request: Request[Any]) -> bool:
 
 
 def operations_of(request: Request[Any]) -> tuple[Any, ...]:
-    """Return the operations of both branches of a transaction, or else the request itself, without its guard."""
+    """Return the operations of both branches of a transaction, or the request itself, without its guard."""
     inner = request.request if type(request) is Guarded else request
     return (*inner.then, *inner.otherwise) if type(inner) is Transact else (inner,)
 

@@ -65,15 +65,15 @@ class BindAddress(NamedTuple):
 def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool) -> BindAddress:
     """Return the address to listen on for a URL's host.
 
-    If `host` is a name and the store `may_be_open` to all machines, return all interfaces: on Debian, a machine's own
-    name is 127.0.1.1. `insist`: the user has given `is_host=1`. Raise this module's errors, or an `OSError`:
+    If `host` is a name, not localhost, and the store `may_be_open` to all machines, return all interfaces: on Debian, a
+    machine's own name is 127.0.1.1. `insist`: the user has given `is_host=1`. Raise this module's errors or `OSError`:
     EADDRNOTAVAIL if no address is this machine's, unless `insist` and `may_be_open`; EADDRINUSE if a process listens
     there already; another error if this check lacks resources.
     """
     ours, others = split_own_addresses(host, port)
     if not ours and not insist:
         raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
-    with contextlib.suppress(CannotProbeError):  # listening will fail for the same shortage
+    with contextlib.suppress(CannotProbeError):  # the server's own listening then fails, too
         if find_listening(ours):
             raise OSError(errno.EADDRINUSE, "the port is already in use")
     if not ours and not may_be_open:
@@ -105,7 +105,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
 
 
 def split_own_addresses(host: str, port: int) -> tuple[list[Target], list[Target]]:
-    """Return the host's addresses that this machine can bind, and its other addresses except loopback."""
+    """Return the host's addresses that this machine can bind, and the host's others except loopback."""
     found = _resolve(host, port)
     ours = [target for target in found if _can_be_bound(target)]
     return ours, [target for target in found if target not in ours and not is_loopback(str(target[1][0]))]
@@ -168,7 +168,7 @@ def find_listening(targets: Sequence[Target], *, listen_on: int | None = None) -
                 if what == "listener":
                     try:
                         add_to_selector(sock.accept()[0], selectors.EVENT_READ, "caller")
-                    except OSError as error:  # the caller has disconnected
+                    except OSError as error:  # the peer has disconnected
                         _raise_if_out_of_resources(error)
                     continue
                 selector.unregister(sock)
@@ -182,7 +182,7 @@ def find_listening(targets: Sequence[Target], *, listen_on: int | None = None) -
                     reached.add(what)
                     dialled.discard(what)
                 else:
-                    with contextlib.suppress(OSError):  # the listener has disconnected
+                    with contextlib.suppress(OSError):  # the peer has disconnected
                         sock.send(word + what.to_bytes(2))
     return [targets[number] for number in sorted(reached)]
 

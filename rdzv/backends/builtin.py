@@ -152,7 +152,7 @@ def _etcd_options(settings: Settings, credentials: Credentials) -> dict[str, Any
         "renew": credentials.renew,
         "user": settings.user,
         "password": credentials.read_password,
-        # Receipts have an empty run id, which no run has. Users that may write runs' keys may write receipts.
+        # Below the prefix, where the user may write; the run id is empty, which no run's is.
         "receipts": f"{settings.prefix}//receipts/",
     }
 
@@ -204,7 +204,7 @@ class _TcpConnector:
         about = {"rng": self._rng, "generation": self.node.next_store_generation}
         client = _tcp_client(self._dial, settings, self._credentials, **about, **times)
         client.on_connection_change(self._update_host_search)
-        # Host the store above, outside of the limit: nodes inside the limit may wait for that store.
+        # The store is hosted above, outside `limit_concurrency`: nodes inside may wait for that store.
         try:
             async with self.node.loop.limit_concurrency():
                 connected = await client.__aenter__()

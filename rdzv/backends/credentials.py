@@ -95,7 +95,7 @@ class Credentials:
         return found
 
     def server_token_getter(self, *, renews: bool = False) -> Secret:
-        """Return a function for the server's token; None without a token. If `renews`, each call rereads the file."""
+        """Return a function that returns the server's token, and rereads it if `renews`; None without a token."""
 
         def current_token() -> bytes | None:
             if renews and self._settings.token_file is not None:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from store import Server
 
-ANNOUNCES_WITHIN: Final = 15.0  # seconds for a request of a store's own process
+ANNOUNCES_WITHIN: Final = 15.0  # seconds for each request below
 
 
 async def send_nodes_to_next_host(
     open_client: Callable[[], Any], store_id: str, keys: Keys, ttl: float, *, with_parent: bool = False
 ) -> None:
-    """Send the nodes of all runs to the next host. `with_parent`: the nodes of the parent process are dead."""
+    """Send the nodes of all runs to the next host. `with_parent`: also report the parent process's nodes dead."""
     async with open_client() as client:
         if client.store_id != store_id:
             raise StoreReplaced(f"{client.store_id} serves at another host")
@@ -38,7 +38,7 @@ async def send_nodes_to_next_host(
 
 
 def hand_over_as_parent_died(settings: Settings, credentials: Credentials, server: Server) -> None:
-    """In a store's own process: tell the nodes of all runs that the parent's are dead; wait until all have left."""
+    """In a store's own process: send all nodes to the next host, as the parent's died; wait up to `close_timeout`."""
     if not settings.endpoint.has_successors:
         return
     keys, ttl = Keys(settings.prefix, settings.run_id, has_successors=True), settings.close_timeout

@@ -172,9 +172,9 @@ def index_of_latest_store(found: Sequence[HostReply]) -> int | None:
 async def _ask_until_one_serves(
     replies: list[HostReply], questions: Sequence[Callable[[], Awaitable[HostReply]]], also_within: float = 0.0
 ) -> None:
-    """Ask concurrently, and set the replies until one serves.
+    """Ask concurrently, and set the replies, until one serves.
 
-    Then wait `also_within` before stopping; if that is not 0, at least as long as that reply took.
+    Then stop at once if `also_within` is 0; else after `also_within`, or as long as that reply took if longer.
     """
     began = anyio.current_time()
 

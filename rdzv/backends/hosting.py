@@ -66,7 +66,7 @@ TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds between attempts, at random; shor
 LOOK_AGAIN_AFTER: Final = 2.0  # seconds between checks for other clients
 ENDING_TTL: Final = 10.0  # seconds; TTL of the key that rejects new nodes, renewed at each check
 SAID_AGAIN_AFTER: Final = 60.0  # seconds between warnings that this process still serves other nodes
-WAITS_AT_ONCE: Final = 0.1  # seconds that a thread waits
+WAITS_AT_ONCE: Final = 0.1  # seconds of each thread's wait
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice the end of a local connection
 CALL_TIMEOUT: Final = 30.0  # seconds
 MEETS_WITHIN: Final = 2.0  # seconds to connect to a store on this machine
@@ -106,7 +106,7 @@ class HostedStore:
         self._has_ended = True
 
     async def _redirect_nodes(self, open_client: OpenClient) -> None:
-        """Send all nodes to the next host, which may serve from now on; wait until they have left."""
+        """Send all nodes to the next host, which may serve from now on; wait up to `close_timeout` until they left."""
         ttl = self._linger + ENDING_TTL
         try:
             await send_nodes_to_next_host(partial(open_client, MEETS_WITHIN), self.server.store_id, self._keys, ttl)
@@ -149,7 +149,7 @@ class HostedStore:
                 return
 
     async def _wait_until_alone(self, seconds: float) -> bool:
-        """Wait, in steps that a cancellation need not end, for the last client to leave; return False on a timeout."""
+        """Wait for the last client to leave; return False on a timeout. A cancellation abandons only a short wait."""
         wait, until = self.server.end_when_alone.wait_until_alone, anyio.current_time() + seconds
         while True:
             left = max(until - anyio.current_time(), 0.0)
@@ -163,7 +163,7 @@ async def _refuse_or_admit_nodes(client: Store, keys: Keys, since: int) -> tuple
     """Reject new nodes of all runs; but accept new nodes again if nodes of other runs, or newcomers, are present.
 
     Newcomers are nodes of the host's run that joined after revision `since` (if 0, after this rejection). Nodes are
-    listed after the keys were written, so none is missed. Return the rejection's revision, and the nodes present.
+    listed after the keys were written, so none is missed. Return the rejection's revision, and those nodes in words.
     """
     # The key has a TTL: after the death of this host, a durable store must accept nodes under another host.
     revision = await client.put(keys.ending, b"", ttl=ENDING_TTL)
@@ -193,8 +193,8 @@ class StoreStarter(ABC):
         self._task: asyncio.Task[HostedStore | None] | None = None
         self._asked = asyncio.Event()  # set after the first attempt
         self._settled = asyncio.Event()
-        self._gives_up = Flag()  # ends the start of a store in its own process
-        self._starts = Event()  # set before a store starts, and then `_gives_up` is read
+        self._gives_up = Flag()  # set by `aclose`; stops a store's own process that is starting
+        self._starts = Event()  # set before a store starts; if set, `aclose` waits
         self._beside: list[asyncio.Task[None]] = []  # tasks beside a hosted store
         self.problem: str = ""  # why no store starts here, or no host serves; empty if unknown
 
@@ -253,7 +253,7 @@ class StoreStarter(ABC):
         self.note_store_found()
         self._gives_up.set()
         if self._task is not None:
-            if not self._starts.is_set():  # no store will start: do not wait for a thread, which may resolve a name
+            if not self._starts.is_set():  # no store is starting: do not wait for a thread that may resolve a name
                 self._task.cancel()
             await asyncio.wait([self._task])
             await cancel_and_wait(*self._beside)
@@ -389,7 +389,7 @@ def host_if_needed(settings: Settings, credentials: Credentials, gives_up: Flag,
 
 
 def address_to_listen_on(settings: Settings, credentials: Credentials, host: tuple[str, int]) -> BindAddress:
-    """Return the result of `choose_bind_address`; without `is_host=1`, call `_refuse_ambiguous_host` if needed."""
+    """Return the address to listen on for `host`; without `is_host=1`, reject a name of several machines."""
     insist, tls = settings.is_host is True, credentials.server_tls()
     is_closed_to_strangers = credentials.token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
     bound = choose_bind_address(*host, may_be_open=settings.insecure or is_closed_to_strangers, insist=insist)

@@ -28,7 +28,7 @@ log: Final = make_logger(__name__)
 
 
 def http_module(name: str, parameter: str) -> Any:
-    """Return a module of `rdzv.http`; without the extra, raise an error that names the parameter."""
+    """Return a module of `rdzv.http`; without the extra `http`, raise an error that names `parameter`."""
     try:
         return importlib.import_module(f"rdzv.http.{name}")
     except ImportError as error:
@@ -36,7 +36,7 @@ def http_module(name: str, parameter: str) -> Any:
 
 
 def make_metrics_starter(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
-    """Return a function, for the node's loop, that serves the process's metrics once, if `metrics_port` is set."""
+    """Return a function, to call in the node's loop, that starts serving metrics if `metrics_port` is set."""
     if settings.metrics_port is None or not settings.can_join:
         return lambda: None
     token, tls = credentials.server_token_getter(renews=True), credentials.server_tls(renews=True)
@@ -58,7 +58,7 @@ def make_metrics_starter(node: Node, settings: Settings, credentials: Credential
 def serve_embedded(
     settings: Settings, credentials: Credentials, address: str, port: int, listeners: Sockets | None = None
 ) -> tuple[contextlib.ExitStack, Server]:
-    """Serve the embedded store, and its page if `http_port` is set; return a context that ends both, and the server.
+    """Serve the embedded store, and its page if `http_port` is set; return (a context that ends both, the server).
 
     If the page cannot be served, log only. Raise `OSError` if the address cannot be bound, and `StoreUsageError` if
     the store would be open to every machine.
@@ -69,7 +69,7 @@ def serve_embedded(
         raise RendezvousSettingsError(
             f"the limit of open files is {most}, and the store of a run of {nodes} nodes needs {files}; raise ulimit -n"
         )
-    app = None if port_of_page is None else http_module("app", "http_port")  # without the extra, raise before the start
+    app = None if port_of_page is None else http_module("app", "http_port")  # without the extra, raise before serving
     token, tls = credentials.server_token_getter(renews=True), credentials.server_tls(renews=True)
     store_serving = store.sync.serve(
         address,

@@ -2,8 +2,8 @@
 
 The node binds the port, and executes this interpreter: a fork would copy the locks of threads, and `multiprocessing`
 would run the user's script again. The two exchange pickled objects by a socket pair, as arguments and environment are
-public. The store's process ends when the node's end of the pair is closed, which a forked child may keep open after the
-node's death, or its parent has ended.
+public. The store's process ends when the node's end of the pair is closed, or when its parent, the node, has ended: a
+forked child may keep the pair open.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class StoreProcess:
     def close(self) -> None:
         """End the store's process, and wait for its end."""
         with self._asking, self._control, contextlib.suppress(OSError):
-            self._control.send(None)  # the node is not dead
+            self._control.send(None)  # ends it without a handover
         unregister(self)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDS_WITHIN)
@@ -101,7 +101,7 @@ class StoreProcess:
             self.close()
 
     def _ask(self, request: object, within: float | None = None) -> Any:
-        """Send an object and return the answer; None if the process ends. Kill it at the limit or at `gives_up`."""
+        """Send an object and return the answer; at the limit, kill the process. Return None if the process ends."""
         with self._asking, contextlib.suppress(OSError, EOFError):
             self._control.send(request)
             if self._control.poll(ENDS_WITHIN if within is None else within):
@@ -111,7 +111,7 @@ class StoreProcess:
 
 
 def main(numbers: list[int]) -> None:
-    """Read the parent's request from the first socket, and serve the store on the others until the parent ends."""
+    """Read requests from the first socket, and serve the store on the others until the parent ends or asks to end."""
     for meant_for_the_program in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(meant_for_the_program, signal.SIG_IGN)
     with Connection(numbers[0]) as control, contextlib.suppress(EOFError, ConnectionError):  # the parent has ended

@@ -72,7 +72,7 @@ class HostSuccession(StoreStarter):
         dial = MultiHostDial(settings, credentials)
         self._hosts, self._first_tls = dial.hosts, dial.tls
         self._lost: set[str] = set()  # hosts that an operator has reported as lost
-        self._until_word = anyio.CancelScope()  # a candidate's questions and pause; `rdzv lost` ends them
+        self._until_word = anyio.CancelScope()  # around a candidate's questions and pause; `rdzv lost` cancels it
         self.may_host: Callable[[float], bool] = lambda _: True  # see `Node.may_host`
         self._since = -math.inf  # when this process began to look for a store
         self._said = (-math.inf, "")  # the time of the last warning, and its reason
@@ -114,7 +114,7 @@ class HostSuccession(StoreStarter):
         name, other = self._settings.endpoint.url, None
         while other in {None, host.server.store_id}:
             await anyio.sleep(self._rng.uniform(*LOOK_FOR_RIVAL_EVERY))
-            with contextlib.suppress(StoreError):  # connect: a store must prove that it knows the token
+            with contextlib.suppress(StoreError):  # the handshake proves that the store has the token
                 async with Client(dial, name=name, token=self._credentials.token, timeout=ANSWERS_WITHIN) as client:
                     other = client.store_id
         log.error(RIVAL, dial.found, host.server.url)
@@ -139,7 +139,7 @@ class HostSuccession(StoreStarter):
         return self._credentials.client_tls() or self._first_tls if self._settings.uses_tls else None
 
     async def _find_own_place(self, answers: Sequence[Answer]) -> tuple[int, BindAddress] | None:
-        """Return index and address of the first host that is this machine and refuses; None if a candidate precedes."""
+        """Return index and address of the first host that is this machine and refuses, unless a candidate precedes."""
         for place, answer in enumerate(answers):
             if answer is Answer.CANDIDATE:
                 return None
@@ -190,7 +190,7 @@ class HostSuccession(StoreStarter):
         return self.may_host(anyio.current_time() - self._since)
 
     async def _confirm_no_host_serves(self, place: int, name: str) -> bool:
-        """Ask all other hosts until each has proven not to serve; return False to give way."""
+        """Ask all other hosts until each has proven not to serve; return False if this process must not."""
         candidacy, since = Candidacy(place), anyio.current_time()
         self._lost.clear()
         while missing := candidacy.possible_hosts(len(self._hosts)):

@@ -87,7 +87,7 @@ class Command:
     usage: str | None = None  # replaces argparse's usage line if that is wrong
     means_url: Callable[[str], bool] = lambda word: "://" in word
     takes_command: bool = False  # True if a user's command follows after "--"; `options.words` has it
-    ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # changes an error's exit status
+    ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # replaces an error's exit status
     ends_in_order: bool = False  # True if the command is cancelled also by SIGTERM, SIGHUP and SIGQUIT
     limited: bool = False  # True if `--timeout` limits the whole command; else the function `run` applies it
 
@@ -192,7 +192,7 @@ def on_signal(number: signal.Signals, callback: Callable[..., object], *argument
 
 
 def _cancel_on_ctrl_c(also: Iterable[signal.Signals]) -> None:
-    """Cancel the command at Ctrl-C and at the signals `also`; at a signal of `ENDING` a second later, exit."""
+    """Cancel the command at Ctrl-C and at the signals `also`; exit at the next signal of `ENDING`."""
     wish, task, loop, was_told = RepeatedSignalFilter(), asyncio.current_task(), asyncio.get_running_loop(), False
 
     def cancel_or_exit(number: int, _: object) -> None:
@@ -218,7 +218,7 @@ class RepeatedSignalFilter:
     """Ignores a signal that is repeated within a second: `timeout` and Slurm send each signal twice."""
 
     heeded: ClassVar[int] = signal.SIGINT  # the signal of `ENDING` that this process last accepted
-    heeded_at: ClassVar[float] = -math.inf  # the time of that
+    heeded_at: ClassVar[float] = -math.inf  # its monotonic time
 
     def __init__(self) -> None:
         self._number = 0
@@ -242,7 +242,7 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
     try:
         return await _run_with_timeout(command, options)
     finally:
-        # Keep these handlers: a loop that ends, or Python at exit, would remove them.
+        # After a signal of `ENDING`, keep handlers: the loop's or Python's end would remove them.
         if RepeatedSignalFilter.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
             _set_end_handlers(_exit_on_second_signal)  # a later signal ends an exit that unread output blocks
@@ -311,7 +311,7 @@ def say(*lines: str) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print a text unchanged, if standard output can encode it; raise OSError if standard output cannot be written."""
+    """Print a text, with escapes only for letters that standard output cannot encode; raise OSError if unwritable."""
     try:
         if reconfigure := getattr(sys.stdout, "reconfigure", None):
             reconfigure(errors="backslashreplace")  # the encoding may lack letters of foreign text

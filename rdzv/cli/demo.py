@@ -183,7 +183,7 @@ async def _play_demo(director: _DemoDirector) -> None:
         survivors = everyone - {VICTIM}
         killed_at = director.kill_node(VICTIM)
         over = await director.wait_for_reports(survivors, "over")
-        # One is enough: a slow node may only report that others meet again.
+        # One such report is enough: a slow node may only report that others meet again.
         if not any(VICTIM in said["reason"] for said in over.values()):
             raise _DemoFailed(f"nobody misses {VICTIM}: {over}")
         told = max(said["at"] for said in over.values()) - killed_at

@@ -216,7 +216,7 @@ async def _check_port(host: str, port: int, addresses: list[str], timeout: float
 
 
 def check_gloo_address(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
-    """Check that gloo will listen on `leads_there`, its address towards the store; `chosen`: GLOO_SOCKET_IFNAME."""
+    """Check that gloo will listen on `leads_there`, this host's address towards the store, or on interface `chosen`."""
     if chosen:
         return Check("gloo", f"GLOO_SOCKET_IFNAME={chosen}")
     if leads_there in own[:1]:

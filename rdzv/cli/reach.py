@@ -54,7 +54,7 @@ async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, 
 async def open_run(
     options: argparse.Namespace, *, follow: Listener | None = None, must_exist: bool = True
 ) -> AsyncIterator[Run]:
-    """Connect to the run's store at `options.url`; raise RendezvousStateError if a missing run `must_exist`.
+    """Connect to the run's store at `options.url`; with `must_exist`, raise RendezvousStateError for a missing run.
 
     `follow` is notified when the run's head changes. Without `follow` the head is not read, so the run has no status.
     """

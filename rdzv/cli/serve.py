@@ -128,7 +128,7 @@ async def _serve_store(options: argparse.Namespace) -> int:
         stop.set()
         on_signal(signal.SIGHUP, on_stop_signal, signal.SIGHUP)
         _print_notice(f"{number.name}: leaving; again after a second: at once")
-        if starting:  # the name of the host may not resolve for long, or the disk may hang
+        if starting:  # resolving the host's name may take long, or the disk hang
             flush_standard_error()
             os._exit(DONE)
 

@@ -245,7 +245,7 @@ def _to_progress(view: View, rules: Rules, *, closed: bool, now: float, drained:
         phase = Phase.LAST_CALL
     else:
         phase = Phase.GATHERING
-    # With too few nodes for a round, none is a spare: join timeouts must run (R1), but a spare's is suspended.
+    # No spares while too few nodes are here: a spare's join timeout would be suspended, but must run (R1).
     here = [*(view.records[node_id] for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
     room = rules.round_size(len(rules.nodes_in_whole_units(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0

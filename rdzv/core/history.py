@@ -113,7 +113,7 @@ class TimeOfDayNote(Stored, kw_only=True):
 
 
 def nodes_gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
-    """Return the nodes, except `here`, that were lost or left in the round before `number`, the last round."""
+    """Return the nodes, except `here`, lost or left in the round before `number`; none if `number` is not the last."""
     if len(history.chapters) < 2 or history.chapters[-1].number != number:
         return []
     before, last = history.chapters[-2:]
@@ -191,7 +191,7 @@ class HistoryWriter:
     def __init__(self) -> None:
         self._history = History()
         self._began: float | None = None  # when the last round completed, on this coordinator's clock
-        self._stopped: float | None = None  # when a member was first gone; after a takeover, until when `_short` counts
+        self._stopped: float | None = None  # when a member was first gone; after a takeover, when `_short` was counted
         self._short = 0.0  # the value of `Chapter.short` at the time `_short_since`
         self._short_since: float | None = None  # since when there are too few nodes; None if there are enough
 

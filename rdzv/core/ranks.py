@@ -8,8 +8,9 @@ method that chooses among the other nodes, the candidates, in order of arrival:
 
     choose(candidates, kept, count)
 
-`choose` returns `count` of the candidates; the nodes in `kept` become members in any case. If a rank order has no
-`choose`, the first nodes to arrive are admitted.
+`choose` returns `count` of the candidates; the nodes in `kept` become members in any case. Without `choose`, the first
+candidates are admitted. If even the last round's members are too many, they are the candidates, by rank, and `kept` is
+empty.
 """
 
 from __future__ import annotations

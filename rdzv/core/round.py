@@ -58,7 +58,7 @@ class Round(Stored, kw_only=True):
     buckets: int  # the number of keys with `Member`s; as many keys have `Participant`s
     host: str  # rank 0's address
     port: int  # a free port of `host`
-    lease: int | None = None  # the lease of the round's store, which expires soon after the last coordinator is gone
+    lease: int | None = None  # the lease of the round's store; each coordinator renews it
     newest: tuple[int, int] | None = None  # the rank of the member with the largest finished step, and that step
     in_steps: bool = False  # True: a member uses `rounds()`, so the members agree on the step to leave at
     # The lost, departed and new nodes since the previous round, at most `SINCE_MOST` of each.

@@ -198,13 +198,13 @@ class Progress(Stored, kw_only=True):
     draining: tuple[str, ...] = ()  # live members that an operator has asked to leave
 
     def after_commit(self, number: int, *, size: int) -> Progress | None:
-        """Return the progress to write in the commit of this round; None if nodes are left over or absent."""
+        """Return the progress to write in this round's commit; None if left-over or absent nodes need a report."""
         if self.joined != size or self.absent.count:
             return None
         return Progress(phase=Phase.TRAINING, round=number, needed=self.needed, capacity=self.capacity, live=size)
 
     def keep_lost_name(self, node_id: str, before: Progress) -> Progress:
-        """Return this progress, and name this lost node if `before` does: the limit on names may have dropped it."""
+        """Return this progress; if `before` names a lost node, name it, too: the limit on names may have dropped it."""
         if self.round != before.round or node_id in self.lost_ids or node_id not in before.lost_ids:
             return self
         why = tuple(one for one in before.why_lost if one[0] == node_id)

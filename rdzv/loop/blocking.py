@@ -34,7 +34,7 @@ def iterate_rounds(
 
 
 class _Rounds(Generator[SomeRound, None, None]):
-    """Rounds that raise again after an error: Python's generator would end, as if the run had."""
+    """Rounds that raise if continued after an error: an ended generator looks like an ended run."""
 
     def __init__(self, rounds: Generator[SomeRound, None, None]) -> None:
         self._rounds, self._has_failed = rounds, False

@@ -188,7 +188,7 @@ class MemberOfRound(OfThisProcess, ABC):
         bootstrap_address: Host and port on rank 0, the same for every member.
         previous: This node's last rank, and the changes since the run's previous round; None in the node's first.
         newest: Rank and last finished step of the member that has finished the most; None if no step is finished.
-        lags: True if this member has finished steps, but fewer than `newest`.
+        lags: True if this member has finished steps, but fewer than the member in `newest`.
         gate: Decides at each step if this member may begin the step.
         monitor: Watches for the round's end.
     """

@@ -1,6 +1,6 @@
 """A process's temporary folder, removed at its end or, after SIGKILL, by another process that makes such a folder.
 
-Its process holds a lock on a file in it, as process ids are unique only within a container.
+The process holds a lock on a file in the folder: a process id is unique only within a container.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def make_process_folder(prefix: str) -> Path:
     try:
         folder = Path(tempfile.mkdtemp(prefix=prefix))
     except FileNotFoundError as error:
-        if resource.getrlimit(resource.RLIMIT_FSIZE)[0] in range(4):  # `tempfile` tries to write four bytes
+        if resource.getrlimit(resource.RLIMIT_FSIZE)[0] in range(4):  # `tempfile` tests folders by writing four bytes
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG)) from error
         why = "no folder for temporary files can be written to; set TMPDIR to one that can"
         raise OSError(errno.EROFS, why) from error

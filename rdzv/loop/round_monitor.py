@@ -186,8 +186,8 @@ class RoundMonitor:
         """Act on the end of the member's work.
 
         `failure` is the work's error, or its description; None: success. `in_node` runs a coroutine in the node's loop.
-        `release` ends other members' waits for this member; it is called once this member has reported its failure,
-        or members that fail because of this one would report first.
+        `release` ends other members' waits for this member. It is called after this member's report of its failure:
+        members that fail because of this one must not report first.
         """
         verdict = find_give_up_in(failure)
         if verdict is not None:
@@ -240,7 +240,7 @@ class RoundMonitor:
                     await self._add_to_finished_count(1)
                     await anyio.sleep_forever()
             if self.ending is not None and self.ending.kind in (EndKind.LOST, EndKind.LEFT):
-                await self._add_to_finished_count(0)  # close the run if the last member was lost before it could
+                await self._add_to_finished_count(0)  # the member to close the run may have died first
         except (RendezvousError, StoreError) as error:
             self._log_warning(f"this member has finished, and cannot report it: {error}")
 
@@ -290,7 +290,7 @@ class RoundMonitor:
         return store
 
     async def is_in_round(self) -> bool:
-        """Ask the store whether this member is still in the round."""
+        """Return False if the store answers that this member is out of the round."""
         try:
             with contextlib.suppress(StoreError):  # if the store is lost, this member's next request fails, too
                 await (await self._open_shared_store()).check([DONE])
@@ -309,7 +309,7 @@ class RoundMonitor:
         return False
 
     async def wait_for_end(self) -> None:
-        """Wait until a member ends the round. If its work failed, end this member's round: a collective might hang."""
+        """Wait until a member ends the round. If another's work failed, end the round here: a collective might hang."""
         try:
             listening = (await self._open_shared_store()).without_wait_reports()
         except RendezvousError:

@@ -54,7 +54,7 @@ def rounds(
         on_waiting: When nodes wait to join, a body that never calls `check` is cancelled at once (`now`), or left
             alone until the round ends otherwise (`wait`). A body that calls `check` leaves at its next `check`.
         progress: Returns the last step that this node has finished, -1 for none; needed if the steps given to `check`
-            do not tell. `progress` is called before the first round, and after each.
+            do not show it. `progress` is called before the first round, and after each.
         no_progress: The run is given up everywhere after this many rounds in a row that ended by a failure or a loss
             before any member had finished a step; 0: never. Rounds with an announced end do not count.
         overrides: As for `rdzv.connect`.
@@ -76,7 +76,7 @@ def iterate_rounds(
 
 
 class _Rounds(AsyncGenerator[SomeRound, None]):
-    """Rounds that raise again after an error or a cancellation: Python's generator would end, as if the run had."""
+    """Rounds that raise if continued after an error or a cancellation: an ended generator looks like an ended run."""
 
     def __init__(self, rounds: AsyncGenerator[SomeRound, None]) -> None:
         self._rounds, self._has_failed = rounds, False
@@ -144,7 +144,7 @@ class Round(BodyCalls):
         return self
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        # Only the task that entered the scope may leave it. The scope swallows only its own cancellation.
+        # Only the task that entered the scope may leave it.
         body, cancelled_by_us = self._body, False
         if asyncio.current_task() is body:
             cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))

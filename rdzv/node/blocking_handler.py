@@ -46,7 +46,7 @@ T = TypeVar("T")
 def blocking_method(
     verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Handler, P], T]:
-    """Make a blocking method that runs `verb` in the node's loop; without a node, a third-party handler's method."""
+    """Make a blocking method that runs `verb`, or a third-party handler's method of that name, in the node's loop."""
 
     @functools.wraps(verb)
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -107,7 +107,7 @@ class Handler(NodeView, RendezvousHandler):
         return RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
 
     def usable_node(self, name: str) -> Node:
-        """Return the node; raise if a third-party backend has none, in a forked child, or after closing."""
+        """Return the node; raise in a forked child, after closing, or if a third-party backend has no node."""
         self.check_usable()
         if self.node is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")

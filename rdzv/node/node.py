@@ -52,7 +52,7 @@ log: Final = make_logger(__name__)
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
 ANOTHER_STORE_WITHIN = 1.0  # seconds of an attempt to connect after the last store was given up
 GIVES_WAY_FOR = 3.0  # seconds that a leaving node waits for another host to serve the next store
-EARLIER_CALLER = 0.1  # seconds beyond `join_timeout` for another caller's attempt to connect, then one's own
+EARLIER_CALLER = 0.1  # seconds beyond `join_timeout` for a call that first awaits another call's attempt to connect
 NEXT_STORE_EVERY = (0.1, 0.3)  # seconds, at random, between attempts to find the successor of an ending store
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ class Node(OfThisProcess):
         if self._link is not None and self._link.follower.error is None:
             return self._link
         self.time = asyncio.get_running_loop().time
-        # After another caller's failed attempt, this call's own has the rest of this time; alone, it limits itself.
+        # After another call's failed attempt, this call has the remaining time for its own; `_new_link` limits it, too.
         until = self.time() + self.settings.join_timeout + EARLIER_CALLER if self._connecting.locked() else math.inf
         async with self._connecting:
             self.check_usable()

@@ -45,7 +45,7 @@ NAMED_MAX: Final = 8  # members, or keys, that an error lists
 
 
 class OutOfTimeError(SharedStoreTimeoutError):
-    """No time is left to wait; the operation may check the keys once more before it raises a timeout."""
+    """No time is left to wait, or members were lost; the operation may check the keys before it raises an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class MembershipQueries:
     lost: Callable[[], tuple[str, ...]] | None = None  # returns the dead members; None: waits continue after a loss
     # Returns a context for a wait for members, given a function that returns the awaited keys in words.
     waiting: Callable[[Callable[[], str]], AbstractContextManager[object]] = nullcontext
-    interrupted: Callable[[], object] = lambda: None  # called when a call ends as members are lost or the round is over
+    interrupted: Callable[[], object] = lambda: None  # called when a member's loss or the round's end ends a call
     roster: MemberNames | None = None
 
 

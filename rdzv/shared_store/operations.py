@@ -196,7 +196,7 @@ class Operations(RoundKeys):
                 await _wait_for_push(ask, key, mark)
 
     async def queue_len(self, key: str) -> int:
-        """Return the number of items in a queue, 0 without one."""
+        """Return the number of items in a queue, 0 if it does not exist."""
         return (await self._begin_call()(Count(prefix=self._queue_prefix(key)))).count
 
     async def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:

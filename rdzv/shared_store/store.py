@@ -7,8 +7,9 @@ Names, order of arguments and meaning are those of PyTorch 2.13, except:
   counts as one second.
 - A wait that times out raises `SharedStoreTimeoutError`, which names the missing keys. An empty queue raises
   `QueueEmptyError`, and any invalid argument, or adding to a value that is no number, `ValueError`.
-- A key holds a queue or a value: a push to a value, or a pop from it, raises `ValueError`. After a value is set or
-  appended at a queue's key, the items can be popped, but a push raises; `list_keys` omits the key while items remain.
+- A key holds a queue or a value: a push to a value, or a blocking pop from it, raises `ValueError`. After a value is
+  set or appended at a queue's key, the items can be popped, but a push raises; `list_keys` omits the key while items
+  remain.
 """
 
 from __future__ import annotations

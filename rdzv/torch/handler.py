@@ -336,7 +336,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             try:
                 return handler.next_rendezvous()
             except ours.RendezvousClosedError:
-                # Raise in a named run, or if this node saw the run open, so is of the ended job. Else reopen the run.
+                # Raise in a named run, or if this node saw the run open: the ended job is its own. Else reopen the run.
                 if self._run_id != NO_NAME or self._was_member or was_open:
                     raise
                 left = self._settings.join_timeout - (time.monotonic() - began)
@@ -380,7 +380,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise _translate_error(error) from None
 
     def set_closed(self) -> None:
-        """Close the run for every node, for good."""
+        """Close the run for every node."""
         try:
             self._connected_handler().set_closed()
         except ours.RendezvousError as error:
@@ -389,8 +389,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return the number of nodes that require a new round: waiting, leaving, or with `regroup_on_loss` lost.
 
-        A store whose host is to leave, or a resize below the round's size, counts as one node; a member with a failed
-        worker as lost. In a closed run the number is 0. Above 0, the agent restarts the workers.
+        A store whose host is to leave, or a resize below the round's size, counts as one node. A member whose worker
+        has failed counts as lost. In a closed run the number is 0. Above 0, the agent restarts the workers.
         """
         handler, monitor, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:

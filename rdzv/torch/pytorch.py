@@ -104,7 +104,7 @@ def overwrite_tensors(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
 
 
 def destroy_process_groups() -> None:
-    """Destroy all process groups, also right after a collective: a thread keeps them for `LETS_GO_AFTER`."""
+    """Destroy all process groups, also right after a collective: a thread frees them after `LETS_GO_AFTER`."""
     groups = list(world_of_groups.pg_map) if world_of_groups is not None else []
     dist.destroy_process_group()
     threading.Thread(target=_release_groups, args=(groups,), name="rdzv group end", daemon=False).start()
@@ -141,7 +141,7 @@ def _frames_above(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def runs_under_torchrun() -> bool:
-    """Return True if PyTorch's launcher is on the call stack, so that no user code can catch an error."""
+    """Return True if PyTorch's launcher is on the call stack: then no user code can catch an error."""
     return any(
         frame.f_code.co_name == "run"
         and getattr(frame.f_globals.get("__spec__"), "name", None) == LAUNCHER  # `__name__` may be `__main__`
@@ -208,7 +208,7 @@ def find_agent() -> Agent | None:
 
 
 def is_stopping_workers(thread: int) -> bool:
-    """Return True if an agent in this thread is about to stop its workers."""
+    """Return True if an agent in the thread `thread` is stopping its workers."""
     frames = _frames_above(sys._current_frames().get(thread))
     return any(one.f_code.co_name == "close" and one.f_globals.get("__name__") == _PROCESSES for one in frames)
 

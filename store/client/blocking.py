@@ -86,7 +86,7 @@ class Client(interface.BlockingStore):
         if parks:
             self._waiting.add(channel)
         try:
-            # Once it is registered: `interrupt` and `end_waits` may have missed it.
+            # Check again: `interrupt` and `end_waits` miss a channel that is not registered yet.
             shared.check_usable_for(request)
             answer = channel.call(request, timeout)[0]
             if type(request) in LEASED:

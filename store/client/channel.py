@@ -367,7 +367,10 @@ class Channel:
             raise TimeoutError
 
     def _send(self, frame: bytes, deadline: float = math.inf) -> None:
-        """Send a frame. Raise `TimeoutError` if the server stops reading; disconnect and raise `_TimedOut` if late."""
+        """Send a frame. Raise `TimeoutError` if the server stops reading.
+
+        At `deadline`, disconnect and raise `_TimedOut`.
+        """
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
         # Without TLS, use `os.write`, which does not wait: `socket.send` would poll first.

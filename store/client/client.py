@@ -417,7 +417,7 @@ class Client(Reconnecting):
         self._eased.set()
 
     def send_and_forget(self, request: Request[Any]) -> None:
-        """Send a request if connected; no caller waits for its answer."""
+        """Send a request now, or when connected; no caller waits for its answer."""
         item = self._connection.register_request(request, None)
         if self.connected:
             self._send(item)

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 BACKOFF_FIRST = 0.1  # seconds; the limit of the first pause between attempts to connect, doubled after each one
 BACKOFF_MOST = 2.0  # seconds; the limit of all pauses, which are drawn between 0 and their limit
 LASTED = 0.25  # seconds; after losing a connection that lasted longer, reconnect without a pause
-SOON = 1.0  # seconds of short pauses after a connection's loss, as `disconnect_ttl` may end leases
+SOON = 1.0  # seconds of short pauses after a connection's loss: a lease's `disconnect_ttl` may be short
 BACKOFF_SOON = 0.25  # seconds; the limit of a pause in the first `SOON` seconds
 BACKOFF_RECENT = 0.5  # seconds; the limit in the first `RECENT` seconds, and always if the client keeps a lease
-RECENT = 30.0  # seconds after a connection's loss for which the store may be restarting
+RECENT = 30.0  # seconds after a connection's loss; the store may be restarting
 
 HEARTBEAT = 5.0  # seconds until an idle connection is pinged, and then until it is closed if no answer comes
 SILENCE = 1.0  # seconds without an answer before a fresh connection is tried
 SILENCE_MOST = 5.0  # seconds; the limit of `SILENCE`, which doubles with each fresh connection without an answer
-BUSY_FACTOR = 10.0  # a server whose system acknowledges all data may be silent for this multiple of `SILENCE`
+BUSY_FACTOR = 10.0  # a server whose system acknowledges all data may be silent this many times as long
 BUSY_SHARE_OF_LEASE = 0.75  # the share of a lease's remaining time that a wait for a busy server may take
 SLOW_FACTOR = 3.0  # a busy server may also be silent for this multiple of its longest recent silence
 SLOW_FOR = 15.0  # seconds after which the longest recent silence counts only half
@@ -35,7 +35,7 @@ FIRST_ATTEMPT = 5.0  # seconds; replaces `ATTEMPT` until the round-trip time is 
 WORD_MOST = 64.0  # seconds; the longest wait for a server's first bytes, after many failed attempts
 # The least time for an answer, an attempt or a greeting, in multiples of the shortest time to connect.
 ROUND_TRIPS = 3
-SHARE_OF_LEASE = 4  # the number of attempts to connect that fit into a lease's remaining time
+SHARE_OF_LEASE = 4  # most waits take at most a quarter of a lease's remaining time
 FAREWELL_WITHIN = 0.2  # seconds that a closing client waits for answers to abandoned grants, whose leases it revokes
 LEAST = 0.05  # seconds; the shortest wait, so that an expired lease causes no busy loop
 
@@ -51,7 +51,7 @@ class Timeouts:
         self._slow, self._slow_at = 0.0, 0.0  # the longest recent silence, and when it ended
 
     def limit_by_leases(self, remaining: Callable[[], float]) -> None:
-        """Limit all waits by `remaining`, which returns the seconds until the first lease may expire, or infinity."""
+        """Limit waits by `remaining`, which returns the seconds until the first lease may expire, or infinity."""
         self._leases.append(remaining)
 
     def note_connect_time(self, took: float) -> None:
@@ -77,7 +77,7 @@ class Timeouts:
         return self._unanswered_changes > 0
 
     def answer_timeout(self, now: float, *, acknowledged: bool = False) -> float:
-        """Return the seconds without an answer before a fresh connection is tried."""
+        """Return the seconds to wait for an answer before reconnecting; longer if all data is `acknowledged`."""
         longest = min(SILENCE * 2.0 ** min(self._unanswered_changes, 8), SILENCE_MOST)
         share = 1 / SHARE_OF_LEASE
         if acknowledged:

@@ -1,7 +1,7 @@
 """Checks, copies and restores durable stores: `rdzv check`, `backup` and `restore`.
 
-Checks and copies change nothing, and work while a server runs. A copy is one file, verified before it gets its
-name. A restored store gets a new identity. With the old identity, clients would assume that writes after the copy
+Checks and copies change nothing, and work while a server runs. A copy is one file; if it is not valid, it is deleted.
+A restored store gets a new identity. With the old identity, clients would assume that writes after the copy
 still exist, and two clients might hold one lock.
 """
 
@@ -122,7 +122,7 @@ def _copy_database(source: Path, target: Path) -> None:
             contextlib.closing(open_read_only(source)) as whole,
             contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as taken,
         ):
-            whole.backup(taken)  # in one step: a read lock does not delay writers
+            whole.backup(taken)  # in one step; its read lock does not delay writers
             taken.execute("PRAGMA journal_mode=DELETE")  # no separate log file
         with partial.open("rb") as file:
             os.fsync(file.fileno())

@@ -27,7 +27,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def find_write_error(path: Path, size: int = PROBE_BYTES) -> OSError | None:
-    """Test whether a file can be opened, and `size` bytes written beside it; return the system's error, or None."""
+    """Test whether a file can be opened, and `size` bytes written beside it; return the error, or None."""
     probe, numbers = path.with_name(f".{path.name}.probe"), []
     try:
         if path.exists():

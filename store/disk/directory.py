@@ -94,7 +94,7 @@ def release_lock(file: IO[str]) -> None:
 
 @contextlib.contextmanager
 def serving_process(directory: Path) -> Iterator[str | None]:
-    """Yield the id of the process that serves a directory; if none does, None, with any lock file locked."""
+    """Yield the id of the process that serves a directory. If none does, hold its lock, if any, and yield None."""
     try:
         file = open(directory / LOCK, encoding="utf-8")  # noqa: SIM115 - closed below
     except OSError:

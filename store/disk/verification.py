@@ -33,7 +33,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 def verify(directory: Path, *, served: bool = False) -> int:
     """Return a store's format; raise if it is damaged or has lost changes. A `served` store's log is not checked."""
     path = directory / FILE
-    marked = LastGroupMark(directory).read()  # read first, or it may be newer: a server may write both
+    marked = LastGroupMark(directory).read()  # read before the database, as a server may write both meanwhile
     with contextlib.closing(open_read_only(path)) as database:
         database.execute("BEGIN")
         (version,) = database.execute("PRAGMA user_version").fetchone()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HEADER = struct.Struct(">8I")
 FRAME = struct.Struct(">6I")
-MAGIC = 0x377F0682  # the log's first number; one more if checksums are of big-endian words
+MAGIC = 0x377F0682  # the log's first number, plus 1 if checksums are of big-endian words
 MX_FRAME_AT = 16  # the offset, in the -shm file, of the number of frames that SQLite reads
 
 

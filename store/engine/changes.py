@@ -80,7 +80,7 @@ class OpenRevision:
         return entry
 
     def erase(self, key: str, *, cause: Cause = "") -> bool:
-        """Delete a key; return False if it does not exist. `cause`: why the key's lease expired, or ""."""
+        """Delete a key; return False if it does not exist. `cause`: why its lease expired, if that deletes it."""
         entry = self._keys.get(key)
         if entry is None:
             return False

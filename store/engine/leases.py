@@ -141,7 +141,7 @@ class Leases:
         self._detach_keeper(lease)
 
     def end(self, lease: LeaseRecord) -> None:
-        """Remove a lease; the caller deletes its keys."""
+        """Remove a lease that has no keys left."""
         del self._leases[lease.id]
         self.bytes -= LEASE_OVERHEAD + len(lease.note)
         self._unschedule(lease)

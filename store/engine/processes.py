@@ -80,7 +80,7 @@ class Processes:
         return process
 
     def _many_seem_dead(self) -> bool:
-        """Return True if so many processes seemed to die at once that a network fault is likelier."""
+        """Return True if at least `MANY` processes, or most, seemed to die at once."""
         fallen = len(self._fallen)
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)
         return fallen >= MANY or (fallen > 1 and 2 * fallen > all_of_them)

@@ -184,7 +184,8 @@ class RequestExecutor:
         return messages.Counted(count=len(keys), revision=self._changes.revision)
 
     def _delete_older(self, request: messages.DeleteOlder) -> messages.DeletedOlder:
-        newest = self._keys.revision  # clients would reject the store as an old copy if a reply named a later one (S10)
+        # If the reply named a revision after the store's, clients would reject the store as an old copy (S10).
+        newest = self._keys.revision
         if request.revision is not None:
             newest = min(newest, request.revision)
         most, entries = self._state.writes_max, self._keys.entries

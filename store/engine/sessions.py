@@ -41,7 +41,7 @@ class ByteCount:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Session:
-    """One client's kept replies, the id of its last change (`highest`), and its connection, if any."""
+    """One client's kept replies, the id of its last mutation (`highest`), and its connection, if any."""
 
     id: bytes
     number: int
@@ -53,7 +53,7 @@ class Session:
     highest: int = 0
 
     def keep_reply(self, request_id: int, response: messages.Response) -> None:
-        """Keep the reply to a mutation that was just applied."""
+        """Keep the reply to a mutation."""
         assert request_id > self.highest, "requests of a session are applied in order"
         cost = reply_cost(response)
         self.highest = request_id

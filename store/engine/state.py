@@ -80,7 +80,7 @@ class StoreState:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of the store itself, without the server's connections and disk."""
+        """The bytes of the store itself, without those held for connections and the disk."""
         parked = self.watches.bytes + self.waits.bytes
         kept = self.history.bytes + self.sessions.budget.bytes + self.snapshots.held_bytes
         return self.keys.bytes + self.leases.bytes + len(self.sessions) * SESSION_OVERHEAD + parked + kept

@@ -125,7 +125,7 @@ class Waits:
         return found
 
     def is_registered(self, watcher: Watcher) -> bool:
-        """Return False if a wait is postponed: not registered at every key where `add` did so."""
+        """Return False if a wait is postponed: it is then unregistered at a changed key."""
         parked = self.parked[watcher]
         return watcher in self._at.get(parked.keys[parked.missing], ()) and all(
             watcher in self._under.get(condition.key, ()) for condition in parked.when

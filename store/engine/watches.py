@@ -180,7 +180,7 @@ class Watches:
 
 
 class History:
-    """The changes of each revision after `compacted`, bounded by bytes. `began`: the revision before the first."""
+    """The changes of each revision after `compacted`, bounded by bytes. `began`: the revision before all changes."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

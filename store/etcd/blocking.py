@@ -1,6 +1,6 @@
 """The blocking twin of the etcd client: it runs that client in a thread.
 
-A call that Ctrl-C or a signal's handler interrupts returns at once, and is cancelled in the thread.
+A call that Ctrl-C or a signal's handler interrupts ends at once, and is cancelled in the thread.
 """
 
 from __future__ import annotations

@@ -71,9 +71,9 @@ class Client(interface.Store):
     """The client of an etcd cluster, as `async with store.connect(url) as client`.
 
     `renew` reads the files of certificates again before each connection, and returns the context. `password` may be a
-    function, called again after a rejected login. `receipts` is the prefix of receipts; the user needs write
-    permission there. Clients of one event loop with the same `shared_as` share the first one's connection: only
-    timeouts may differ.
+    function, called again after a rejected login. `receipts` is the prefix of this client's own keys; the user
+    needs write permission there. Clients of one event loop with the same `shared_as` share the first one's connection:
+    only timeouts may differ.
     """
 
     tells_causes: bool = False

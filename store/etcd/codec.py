@@ -82,7 +82,7 @@ def prefix_span(prefix: str) -> Span:
 
 
 def key_spans(prefix: str, hidden: str) -> tuple[Span, ...]:
-    """Return the keys that start with a prefix, without those that start with `hidden`: this client's receipts."""
+    """Return the keys that start with a prefix, without those that start with `hidden`: clients' receipts and notes."""
     first, last = prefix_span(prefix)
     if not hidden.startswith(prefix):
         return ((first, last),)
@@ -183,7 +183,7 @@ class FailureKind(Enum):
 
 
 class Failure(Exception):
-    """A failed attempt at a request; `trouble`: why, and if it may have been done; `silent`: no answer came."""
+    """A failed attempt at a request; `trouble`: why, and whether etcd may have done it; `silent`: no answer came."""
 
     def __init__(self, reason: str, trouble: FailureKind, *, silent: bool = False) -> None:
         super().__init__(reason)

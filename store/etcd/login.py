@@ -56,7 +56,7 @@ class Login:
                 raise AuthenticationError(str(error)) from None
             except AuthenticationError:
                 before, password = password, self._read_password()
-                if password == before:  # if it has changed, try the new one
+                if password == before:  # no new password to try
                     raise
             else:
                 return str(reply.token)
@@ -65,7 +65,7 @@ class Login:
         return self._password() if callable(self._password) else self._password
 
     def forget_rejected_token(self, failure: Failure, token: str | None, tokens: int) -> None:
-        """Forget a rejected token; the next attempt logs in. Raise `AuthenticationError` after too many `tokens`."""
+        """If a token was rejected, forget it; the next attempt logs in. Raise an error after too many `tokens`."""
         if failure.trouble is not FailureKind.TOKEN:
             return
         if self._user is None:

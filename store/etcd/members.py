@@ -357,7 +357,7 @@ class Members:
             self.choice.note_problem(connection.place, failure)
 
     async def _close_when_idle(self, reason: Failure) -> None:
-        """Close the connection once its pending requests are answered; the next request makes another connection."""
+        """Close the connection once its pending requests are answered."""
         connection, self._current = self._current, None
         self._balance_at = math.inf
         if connection is not None:

@@ -32,7 +32,7 @@ Entries: TypeAlias = "list[Entry]"
 
 
 class ReadOperations:
-    """The reads of one client; keys that start with `hidden`, its receipts, are not shown."""
+    """The reads of one client; keys that start with `hidden`, such as receipts, are not shown."""
 
     def __init__(self, members: Members, hidden: str) -> None:
         self.members = members

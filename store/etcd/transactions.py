@@ -6,9 +6,10 @@ this client, if this key is unchanged. A second copy of the write finds the rece
     if the receipt has its known revision, and the conditions hold:  write the receipt, and do the operations
     else:                                                            read the receipt, and the keys that decide
 
-etcd's conditions have no "or". So a write is first sent for the expected case: all its conditions hold; values that may
-be missing, and keys to be created, exist. In any other case etcd changes nothing, and answers with the deciding keys.
-By these keys `plan_write` makes another plan. A plan that writes is sent on condition that these keys are unchanged.
+etcd's conditions have no "or". So a write is first sent for the expected case: all its conditions hold; the keys of
+`VALUE_IF_ANY` conditions and of `Create` operations exist. In any other case etcd changes nothing, and answers with the
+deciding keys. From these, `plan_write` makes another plan. A plan that writes is sent on condition that these keys are
+unchanged.
 
 After a lost answer, the client sends a `fence`, which writes only the receipt. If the fence finds the receipt changed,
 the write was done, at the receipt's revision, and `recovery_reads` reads its results.
@@ -285,7 +286,7 @@ def _operation_requests(operation: Operation | DeletePrefix, hidden: str) -> lis
 
 
 def result_of(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, hidden: str) -> TransactionResult:
-    """Return the result of a plan, by the `responses` to its operations."""
+    """Return the result of a plan, from the `responses` to its operations."""
     raw = iter(responses)
     results: list[Any] = []
     for place, operation in enumerate(plan.operations):
@@ -320,7 +321,7 @@ def recovery_reads(plan: Plan, revision: int, *, hidden: str) -> Fields:
 
 
 def answer(request: Request[Any], done: TransactionResult) -> Response:
-    """Return the response to a request by its result."""
+    """Return a request's response, made from the write's result."""
     results: tuple[Any, ...] = done.results
     revision = done.revision
     match request:

@@ -1,7 +1,7 @@
 """Watches on an etcd cluster, opened again from the next revision when their stream ends.
 
 Compaction may delete the revision from which a watch without events would resume. So the watch counts its keys. If no
-key was written after the last event, and as many exist, no event was lost, and the watch resumes from the present.
+key was written after the last event, and the count is right, no event was lost: the watch resumes from the present.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A write to an etcd cluster: repeated until it is answered, and done once.
 
-**Leases of a transaction** are granted just before it, except leases on which it creates keys: usually such a key
+**Leases of a transaction** are granted just before it, except those of its `Create` operations: usually such a key
 exists already, with its lease. If the key or lease is missing, etcd changes nothing, and the next attempt grants
 the lease.
 """

@@ -20,7 +20,7 @@ def process_identity() -> bytes:
 
 
 def check_not_forked(made_in: bytes, name: str) -> None:
-    """Raise `UsedAfterFork` if a client was made before a `fork()`."""
+    """Raise `UsedAfterFork` if a client was made before the `fork()` of this process."""
     if made_in is not _id:
         raise UsedAfterFork(f"this client of {name} was made before fork(); make a new one in the child")
 

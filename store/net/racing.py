@@ -39,7 +39,7 @@ LOOKED_UP_WITHIN = 1.0  # seconds to wait for a lookup; then known addresses tha
 HOLDS_FOR = 3.0  # seconds that a lookup's result is used for; more than the longest pause between attempts
 TOLD_MOST = 4  # the most addresses of a name in one message
 UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # no failures; EAGAIN: memory is short
-WORKED, SILENT = -1, 1  # ranks: of the address that worked last, and of those that failed since; else 0
+WORKED, SILENT = -1, 1  # ranks: of the address that worked last, and of failed ones; else 0
 SMALL_SEGMENT = 1024  # bytes; such packets pass all IPv6 networks and most tunnels
 
 Resolved = tuple[int, int, int, str, Any]
@@ -149,7 +149,7 @@ class ConnectRace:
         self.connecting: dict[socket.socket, Any] = {}
 
     def connect_next(self) -> socket.socket | None:
-        """Begin to connect to the next address that does not fail at once; `OSError` if all have failed."""
+        """Begin to connect to the next address that does not fail at once, if any; `OSError` if all have failed."""
         while self.left:
             family, kind, protocol, _, address = self.left.popleft()
             self._tried.append(address)
@@ -243,7 +243,7 @@ async def resolve_async(addresses: Addresses) -> list[Resolved]:
 
 
 async def connect_async(addresses: Addresses, order: Iterable[Resolved] | None = None) -> socket.socket:
-    """Do the same as `connect_blocking`, without blocking the event loop, at all addresses or those of `order`."""
+    """Do the same as `connect_blocking`, without blocking the event loop; `order`: the addresses, if not all."""
     loop = asyncio.get_running_loop()
     race = ConnectRace(addresses, await resolve_async(addresses) if order is None else order)
     writable: list[socket.socket] = []

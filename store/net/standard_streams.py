@@ -12,7 +12,7 @@ import sys
 
 
 def reserve_standard_streams(*, for_command: bool = False) -> None:
-    """Open closed descriptors 0, 1, 2 on `/dev/null`; `for_command` also replaces the stream objects."""
+    """Open closed descriptors 0, 1, 2 on `/dev/null`; `for_command` also makes missing stream objects."""
     # Let the system choose the number: another thread may take a free number meanwhile.
     with contextlib.suppress(OSError):
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:

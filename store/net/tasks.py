@@ -20,7 +20,7 @@ LOOK_AGAIN = 0.01  # seconds between two checks whether a task has left a shield
 
 
 def running_loop(package: str = "store") -> asyncio.AbstractEventLoop:
-    """Return the running loop; raise `StoreUsageError` for the caller's package if it is not asyncio's."""
+    """Return the running asyncio loop, or raise `StoreUsageError`, which names the caller's `package`."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -236,7 +236,7 @@ class ClientConnection:
 
     @property
     def has_received(self) -> bool:
-        """True if the server has sent anything on this connection."""
+        """True if the server's greeting has arrived on this connection."""
         return self._greeting is not None
 
     def is_error_retryable(self, error: StoreError) -> bool:

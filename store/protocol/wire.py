@@ -68,7 +68,7 @@ def _pack(fields: object) -> bytes:
         packer = msgpack.Packer()
     packed: bytes = packer.pack(fields)
     if len(packed) <= PACKER_BYTES:  # reuse the packer only if its buffer has not grown
-        _idle_packers.append(packer)  # after an error, it may hold part of an array
+        _idle_packers.append(packer)  # not after an error: it may hold part of an array
     return packed
 
 
@@ -219,7 +219,7 @@ def _decode_rejection(fields: tuple[Any, ...]) -> Rejection:
 
 
 def encode_request(request_id: int, acknowledged: int, request: Request[Any], *, bytes_max: int | None = None) -> bytes:
-    """Return a request as a frame; `LimitExceeded` above `bytes_max`, `StoreUsageError` if its content does not fit."""
+    """Return a request as a frame; `LimitExceeded` above `bytes_max`, `StoreUsageError` if it cannot be encoded."""
     checked_request = checked(request)
     try:
         return frame(_pack((request_id, acknowledged, checked_request)), bytes_max)
@@ -233,7 +233,7 @@ def elements_max(operations_max: int) -> int:
 
 
 def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | Bye:
-    """Decode up to `STEP_BYTES` bytes; return a request's id, the id it acknowledges, and the request, or a goodbye."""
+    """Decode a body of at most `STEP_BYTES`: return a request with its id and the id it acknowledges, or a goodbye."""
     fields = _unpack_frame(body)
     if fields[0] == BYE:
         return _decode_bye(fields)
@@ -249,7 +249,7 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
 def decode_request_in_steps(
     body: memoryview | bytes, *, elements_max: int
 ) -> Generator[None, None, tuple[int, int, Request[Any]] | Bye]:
-    """Decode a request as `decode_request` does, with pauses; return `TooManyElements` for too many elements."""
+    """Do the same as `decode_request`, with pauses; return `TooManyElements` for too many elements."""
     try:
         count = yield from count_elements(body, elements_max)
     except ValueError as error:

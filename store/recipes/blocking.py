@@ -42,7 +42,7 @@ def leader(store: BlockingCalls, name: str, *, timeout: float | None = None) -> 
 
 
 def leaders(store: BlockingCalls, name: str) -> Iterator[bytes | None]:
-    """Yield the leader's value, or None, now and at each change; quick changes may be skipped."""
+    """See `awaited.leaders`."""
     told = awaited.leaders(BlockingAsAsync(store), name)
     while True:
         yield run_synchronously(anext(told))

@@ -129,7 +129,7 @@ class Dispatcher:
                     tell(peer, what)
 
     def run_turn(self, turn: float) -> None:
-        """Do one turn of each kind of pending work: chores, notifications, and writes to sockets."""
+        """Spend up to `turn` seconds on each kind of pending work: chores, notifications, writes to sockets."""
         self._queued_in = self._later
         try:
             self._repeat_for_seconds(self._do_postponed_work, turn)

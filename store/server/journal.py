@@ -16,7 +16,7 @@ When a write fails, the group is rolled back; then the error decides:
 - After other errors, the journal stops, and the server returns to the disk's state (`durability`).
 
 `Reserve` keeps room for deletes on a full disk (`RESERVE_BYTES`), and for a few writes of keys that coordinate a run
-(`coordination_byte_rate`). A group is committed if SQLite's log can be emptied after it (`_check_disk_room`).
+(`coordination_byte_rate`). A group is committed only if SQLite's log can be emptied after it (`_check_disk_room`).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Journal:
         self.log_bytes: int = 0
         self.only_deletes: bool = False  # only deletes, and a few keys that coordinate a run, are written
         self.short_of_room: bool = False  # large writes are refused, so all unused pages are returned to the disk
-        self.answered: bool = False  # SQLite refused a step's content: the disk works, and has the error as its reply
+        self.answered: bool = False  # SQLite refused a step's content: the disk works, and the step's reply is an error
         self._lock_file = take_lock(Path(directory))
         close_in_children(self, self._lock_file)  # so that a forked child does not keep the lock
         try:

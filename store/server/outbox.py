@@ -1,8 +1,8 @@
 """The frames that wait for one peer, in order, and their memory.
 
 Frames that may be sent (`ready`) precede frames that are `held` until the step of their number is on disk.
-`Outbox.bytes` includes the transport's unsent bytes. Frames that differ only in their heads share their other bytes,
-which the sum of all outboxes counts once.
+`Outbox.bytes` includes the transport's unsent bytes. Large frames that differ only in their heads share their other
+bytes, which the sum of all outboxes counts once.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class PendingCommits:
 
     @property
     def lets_small_steps_pass(self) -> bool:
-        """True if large requests must wait until the small steps that the last group left pending are on disk."""
+        """True while small steps, left pending by the last group, are not on disk: large requests wait for them."""
         return self._passing > self.durable
 
     def append(self, number: int, facts: ChangeSet) -> None:
@@ -67,7 +67,7 @@ class PendingCommits:
             self._passing = self._last_small
 
     def step_to_wait_for(self, request: Request[Any], response: Response) -> tuple[int, Response]:
-        """Return the number of the step that must be on disk before the reply is sent, and the reply."""
+        """Return the number of the step that must be on disk before the reply is sent, and the adjusted reply."""
         if self.appended <= self.durable:
             return self.durable, response
         number = self.appended if isinstance(response, Failed) else self._last_step_in_reply(request)

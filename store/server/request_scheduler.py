@@ -112,7 +112,7 @@ class RequestScheduler:
             peer.resume_reading(self.clock())
 
     def _try_at_once(self, peer: Peer, data: bytes, now: float) -> bool:
-        """Carry out `data` if it is one request that need not wait; else return False."""
+        """Carry out `data` if it is one request that need not wait; return False unless this finished it."""
         began = self.stopwatch()
         try:
             asked = peer.connection.single_request(data)
@@ -293,7 +293,7 @@ class RequestScheduler:
             self._slow_lines.write(log, logging.WARNING, SLOW_LINE, peer.name, type(request).__name__, took * 1000)
 
     def note_durable(self, number: int) -> None:
-        """Send the frames that waited for step `number`, now on disk, and resume reading from paused peers."""
+        """Send the frames that waited for step `number`, and resume reading from paused peers."""
         self.dispatcher.release_durable_frames(number)
         self._resume_slowed_peers()
         if self._for_disk:

@@ -128,7 +128,7 @@ class Server(OfThisProcess):
         return len(self._peers.by_id)
 
     def protocol(self, *, is_internal: bool = False) -> Peer:
-        """Return the protocol of a new connection; if `is_internal`, it does not keep the server running."""
+        """Return the protocol of a new connection, which does not keep the server running if `is_internal`."""
         self._last_peer += 1
         outboxes, inboxes = self._peers.outboxes, self._peers.inboxes
         return Peer(self._scheduler, self._last_peer, outboxes=outboxes, inboxes=inboxes, is_internal=is_internal)
@@ -205,7 +205,7 @@ class Server(OfThisProcess):
         self._scheduler.dispatcher.flush()
 
     def _may_expire_leases(self) -> bool:
-        """Return whether leases may lapse now: no shutdown, and no disk so slow, or failed, that requests wait."""
+        """Return False during a shutdown, and while the disk has failed or is so slow that requests wait."""
         return self._engine.read_only is None and not self._handshakes.leaving and not self._durability.is_overloaded
 
     def _close_stalled_senders(self, now: float) -> None:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 POLL = 20  # milliseconds
 CANNOT_EXECUTE = 126  # the exit status, as in shells, if execution fails
 IN_PASSING = 0x80  # marks signals that shall not end the group; larger than any signal number
-STARTED: set[int] = set()  # pids of the launcher's children; other children of process 1 are orphans to reap
-# The guard ignores these signals: Slurm sends them to every process of a job, and the launcher sends them to the group.
+STARTED: set[int] = set()  # pids of the launcher's children; if it is process 1, others are orphans to reap
+# The guard ignores these signals, which Slurm sends to every process of a job: the launcher passes them on.
 PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -129,7 +129,7 @@ def _prepare_child(
     os.close(signal.set_wakeup_fd(-1))  # otherwise the child's signals would wake the guard
     for number, handler in as_inherited.items():
         signal.signal(number, signal.SIG_IGN if handler is signal.SIG_IGN else signal.SIG_DFL)
-    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores SIGPIPE and SIGXFSZ
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     with contextlib.suppress(OSError, ValueError):
@@ -158,7 +158,7 @@ def _open_sigchld_pipe() -> int:
 
 
 def _forward_signals(group: int, control: int, child_ended: int) -> int:
-    """Pass signals on until the group has ended; return the wait status of the group's first process."""
+    """Pass signals on, and end the group as the module says; return its first process's wait status."""
     poll = select.poll()  # `select.select` accepts no file number above 1023
     poll.register(control, select.POLLIN)
     poll.register(child_ended, select.POLLIN)

@@ -224,7 +224,7 @@ class JobRound:
         return self._job.on_change is OnChange.USR1
 
     async def _update_checkpoint_wait(self, wished: Wished, wait: CheckpointWait | None) -> CheckpointWait | None:
-        """Begin, continue or cancel a wait for a checkpoint; a drain limits it to the seconds that the drain leaves."""
+        """Begin, continue or cancel a wait for a checkpoint, for at most `--grace` and the seconds left of a drain."""
         why = self._rejoin_reason(wished)
         if why is None:
             gone = isinstance(wished, NodesWaiting) and wait is not None and isinstance(wait.wished, NodesWaiting)

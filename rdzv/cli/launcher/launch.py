@@ -288,7 +288,7 @@ class _Launcher:
             current.monitor.stop()
             with anyio.CancelScope(shield=True):
                 if not isinstance(outcome, NextAction):
-                    # A signal or a defect in this launcher ended the round: claim its end for this node.
+                    # A signal or a defect in this launcher ended the round: claim that end for this node.
                     await current.report_round_end()
                 await current.stop_processes(self._signal or signal.SIGTERM)
                 self._round = None

@@ -12,7 +12,7 @@ For each request this process forks a guard, which forks the worker (`guard.fork
 or module as the interpreter would. The worker's `sys.stdout` is buffered like this process's.
 
 Workers share the state of the imported modules, but not random states. If a module has started a Python thread or used
-CUDA, which no fork survives, this process reports that and ends. It imports nothing else but `guard`, `worker_startup`.
+CUDA, which no fork survives, this process reports that and ends. The only other imports are `guard`, `worker_startup`.
 """
 
 from __future__ import annotations

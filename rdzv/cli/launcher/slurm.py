@@ -1,6 +1,7 @@
 """The URL of a run from the environment of a Slurm step: `srun rdzv run slurm -- ...`, as in docs/command.md.
 
-All nodes of the step are `expected`. The port depends on the job, as jobs may share a node; the run_id on the requeues.
+All nodes of the step are `expected`. Jobs may share a node, so the port depends on the job. The run_id names job, step
+and requeues.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def slurm_url(word: str, environment: Mapping[str, str]) -> str:
     """Return the URL of a step's run; `word` is `slurm`, perhaps with parameters after a question mark.
 
     Raises:
-        RendezvousSettingsError: This is no task of a Slurm step, a node has several launchers, or the store is open.
+        RendezvousSettingsError: No task of a Slurm step, several launchers on a node, or a store open to every client.
     """
     job = environment.get("SLURM_JOB_ID", "")
     names = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")

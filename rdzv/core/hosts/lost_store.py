@@ -61,9 +61,10 @@ def _count_gone(round: Round, head: Head) -> int:
     named = {*told.lost_ids, *told.departed_ids} if told is not None else set()
     gone = told.lost + told.departed if told is not None else 0
     if gone != len(named):
-        return gone  # unnamed members may be the ones in `hosted`: do not count them twice
+        return gone  # unnamed members may be in `hosted`: do not count them twice
     if now is not None:
-        named |= {node_id for node_id in now.departed_ids if node_id in head.drains}  # drained: gone, not moved
+        # Departed members, unless drained, moved to the next store.
+        named |= {node_id for node_id in now.departed_ids if node_id in head.drains}
     # In a large round, `rank_of` returns None, so only `last_round` shows that a node was a member.
     others = [one for node_id, one in head.hosted.items() if node_id not in named]
     return len(named) + sum(

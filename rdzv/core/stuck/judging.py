@@ -115,7 +115,7 @@ class StallDetector:
         )
 
     def _was_heard_since(self, one: LastNote, other: LastNote) -> bool:
-        """Return True if `other` has reported since `one` went quiet; if it has not, `one` may be waiting for it."""
+        """Return True if `other` has reported well after `one` went quiet; else `one` may be waiting for `other`."""
         return other.ago <= one.ago + one.note.age - FRESH_PART * self._rules.limit(first=one.note.first)
 
     def _describe_standstill(self, members: list[LastNote]) -> str:

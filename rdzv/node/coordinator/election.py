@@ -83,7 +83,7 @@ class Election:
             self._running = None
 
     async def _lead_or_log(self, role: CoordinatorRole | None) -> None:
-        """Coordinate if this node has or gets the role. After an error, stay a candidate: there may be no other."""
+        """Coordinate if this node has or gets the role. After an error, stay a candidate: perhaps the only one."""
         try:
             if role is None:
                 await self._take_role()
@@ -173,5 +173,5 @@ class Election:
 
 
 def start_candidacy(link: StoreSession, part: NodeState, role: CoordinatorRole | None) -> None:
-    """Make a node a candidate for coordinator. If its arrival has taken the `role`, it coordinates at once."""
+    """Make a node a candidate for coordinator; see `Election.start`."""
     Election(link, part).start(role)

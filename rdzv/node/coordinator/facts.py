@@ -1,4 +1,4 @@
-"""Tasks that queue facts for the deciding task: members' begun steps, stuck members, accused members."""
+"""Tasks that queue facts for the deciding task (`term`): members' begun steps, stuck and accused members."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def gather_stop_answers(context: TermContext, asking: asyncio.Event) -> No
 
 
 async def look_for_stalls(context: TermContext, settings: Settings) -> None:
-    """Report stuck members, and that no member makes progress, to the deciding task; until cancelled."""
+    """Report stuck members, and standstills of the whole round, to the deciding task, until cancelled."""
     rules = StallRules(
         stall_timeout=settings.stall_timeout,
         first_step_timeout=settings.first_step_timeout,
@@ -77,7 +77,7 @@ async def look_for_stalls(context: TermContext, settings: Settings) -> None:
 class AccusationCheck:
     """During a coordinator's term, asks the store about the leases of members with one accuser.
 
-    One accusation is enough if the accused member's lease is not being renewed: the member is disconnected or silent.
+    One accuser is enough to expel a member if the member's lease is not being renewed: it is disconnected or silent.
     """
 
     context: TermContext
@@ -119,8 +119,8 @@ class AccusationCheck:
     async def _find_unrenewed_members(self, number: int, accused: str, by: str) -> list[StuckMember]:
         """Return the accused members whose leases are not being renewed.
 
-        If the accuser could not name the lost member (`UNKNOWN`), return the members whose leases end within
-        `gone_ttl`: their processes have ended. A longer lease may be of a live member whose connection broke.
+        If the accuser could not name the lost member (`UNKNOWN`), return only members whose leases end within
+        `gone_ttl`, as after the end of a process. A longer lease may be of a live member whose connection broke.
         """
         view, why = self.context.view, self._explain_accusation(accused, by)
         named, at_most = (view.live & {accused}, math.inf) if accused != UNKNOWN else (view.live - {by}, self.gone_ttl)

@@ -54,13 +54,13 @@ if TYPE_CHECKING:
 log: Final = make_logger(__name__)
 
 ORDER_WITHIN = 1.0  # seconds after which an unfinished `rank_order` call is reported as the reason for the wait
-MARKERS = 1  # operations of a commit beside its puts: the delete of the marker
+MARKERS = 1  # operations of a commit besides its puts: the deletion of the marker
 SHARED_TTL_LEAST = 30.0  # seconds, at least, that the keys of a round's shared store stay without a coordinator
 SHARED_TTL_FACTOR = 3  # the keys of a round's shared store outlive their readers: they stay for three member TTLs
 CLOCK_OFF_MOST = 0.1  # seconds; a smaller correction of the run's time of day is sent with the next note
 KEEP_TIME_EVERY = 60.0  # seconds between notes of the run's time of day; a store loses the note when it restarts
 REFUSED_PAUSE = 0.2  # seconds until the coordinator decides anew after a refused write, if no event comes
-OVERHEAD_BYTES = 40  # the size of a condition or a write in a transaction, beside its key and value
+OVERHEAD_BYTES = 40  # the size of a condition or a write in a transaction, without its key and value
 WRITE_BYTES_MOST = 1024 * 1024  # bytes that the coordinator puts into one transaction; etcd accepts 1.5 MiB
 
 
@@ -79,7 +79,7 @@ class CoordinatorTerm:
             store=self._store, keys=self._keys, view=self._view, term=role.term, run_lease=run_lease
         )
         self._picture = Picture(view=self._view, head=self._follower.head)
-        self._marked: Commit | None = None  # the round whose ranks were written ahead of its commit
+        self._marked: Commit | None = None  # the round whose marker was written, but that is not committed
         self._said = ""
         self._made_room_of: Round | None = None
         self._failed_with: str | None = None
@@ -144,7 +144,7 @@ class CoordinatorTerm:
         )
 
     def _set_time_of_day(self, hour: float, *, at: float) -> None:
-        """Set the run's time of day to `hour` at the time `at` on this node's clock; if it has changed, send it."""
+        """Set the run's time of day to `hour` at `at` on this node's clock. Send a large correction at once."""
         before, self._role.day_offset = self._role.day_offset, hour - at
         if abs(self._role.day_offset - before) > CLOCK_OFF_MOST:
             self._role.lease.renew_now()
@@ -176,7 +176,7 @@ class CoordinatorTerm:
             if not isinstance(act, Resize | Expel):
                 self._history_writer.note_progress(act.progress, now=self._store.time())
             seen = await self._carry_out(act)
-            if seen is None:  # the store refused the write, as a key has changed: wait until a watch delivers that
+            if seen is None:  # a key has changed, so the store refused the write: wait until a watch delivers the key
                 deadline = self._store.time() + REFUSED_PAUSE
                 while not self._context.inbox and self._follower.head is head:
                     if not await self._context.wakeup.sleep_until(deadline):
@@ -188,7 +188,7 @@ class CoordinatorTerm:
         self._picture = replace(self._picture, **changes)
 
     async def _carry_out(self, act: Act) -> int | None:
-        """Carry out an act; return the revision up to which the next decision needs events, None if refused."""
+        """Carry out an act; return the revision that the next decision must have seen, None if a condition failed."""
         match act:
             case Wait():
                 self._log_commit_error(act.error)
@@ -323,7 +323,7 @@ class CoordinatorTerm:
             log.info("run %s: %s", self._keys.run_id, reason)
 
     async def _commit_if_there_is_room(self, decision: Commit) -> int | None:
-        """Commit a round. If the store is full, delete the last round's shared keys; if still full, report that."""
+        """Commit a round. If the store is full, delete the last round's shared keys; the second time, report it."""
         no_more_room = self._view.round is self._made_room_of
         try:
             return await self._commit(decision)
@@ -346,7 +346,7 @@ class CoordinatorTerm:
             )
 
     async def _commit(self, decision: Commit) -> int | None:
-        """Commit a round, or, if it still needs a marker, write that; return None if a condition failed."""
+        """Commit a round, or first the marker that it needs; return as `_carry_out` does."""
         context, keys, last = self._context, self._keys, self._view.round
         marked, self._marked = self._marked, None
         if marked is not None and marked.has_same_arrivals(decision):

@@ -1,1 +1,1 @@
-"""The calls of a node, each written once, of which both handlers make methods."""
+"""The calls of a node, from which the async and the blocking handler make their methods."""

@@ -63,7 +63,7 @@ class NodeView(OfThisProcess):
         return self.node
 
     def usable_node(self, _: str) -> Node:
-        """Return the node; the blocking handler raises if a third-party backend has none."""
+        """Return the node, also after closing; the blocking handler raises then."""
         return self.own_node
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Changes:
-    """The changes of a node's round: first the present ones, then others as they happen; for async callers.
+    """The changes of a node's round: first those until now, then others as they happen; for async callers.
 
     Enter the object, and iterate over it; or call `poll` for one change within a time limit. Losses and departures
     are counted since the round completed. The iteration goes on in the node's next rounds, and ends after `Closed`.

@@ -1,4 +1,4 @@
-"""Makes a round's shared store for one member; calls of the store end once the member is out of the round."""
+"""Makes a round's shared store for one member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs of a node: the calls that its callers may make, each written once, with its signature and docstring.
+"""The verbs of a node: the calls that its callers may make.
 
 A verb is a coroutine function that runs in the node's loop, or a plain function that returns at once, in any thread.
 Both handlers make methods of the verbs: by `awaited_method` in `handler`, and `blocking_method` in `blocking_handler`.
@@ -88,10 +88,10 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
     The call asks no store, so a loop in any thread may repeat it many times a second. Members that have died or left
     since the round completed, and this node itself if it was dropped or its store is lost, count unless `on_loss` is
     False. Waiting nodes count if a next round would admit them now. A resize below the round's size, or an ending
-    store, counts as one node.
+    store, or both, count as one node.
 
     Returns:
-        0 if this node is in no round and was not dropped, or if the run is closed: then the members cannot meet again.
+        0 if this node has left its round or had none, or if the run is closed: then the members cannot meet again.
     """
     membership, has_lost_store = node.membership, node.has_lost_store
     if membership is None or node.head.closed is not None:
@@ -234,7 +234,7 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
             after = change(before)
             if after == before:
                 return after
-            # Earlier releases know only the first key.
+            # Nodes watch the copy. Earlier releases know only the first key.
             writes = [Put(key, after, lease=lease), Put(node.keys.tally_copy, after, lease=lease)]
             if (await store.transact(when=[when.mod_revision(key) == at], then=writes)).succeeded:
                 return after
@@ -243,10 +243,10 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
 
 
 async def is_closed(node: Node) -> bool:
-    """Return True if the run is closed.
+    """Return True if the run is known to be closed.
 
     Raises:
-        RendezvousConnectionError: The store cannot be reached.
+        RendezvousConnectionError: No closing is known, and the store is disconnected.
     """
     link = await node.open_link()
     if link.follower.head.closed is not None:
@@ -265,7 +265,7 @@ async def store_host(node: Node) -> str:
 
 @shielded
 async def set_closed(node: Node, reason: str = "") -> None:
-    """Close the run for every node, for good. The first reason is shown for as long as the store keeps the run."""
+    """Close the run for every node. The first reason is shown for as long as the store keeps the run."""
     await _close_run(node, reason)
 
 
@@ -327,6 +327,6 @@ async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id:
 
 
 async def restore(node: Node, key: str) -> bytes | None:
-    """Return the data that a member has last kept under this name."""
+    """Return the data that a member last kept as `key`, or None."""
     checked_text("key", key)
     return await verb_from_run(Run.restore)(node, key)

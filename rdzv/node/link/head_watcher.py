@@ -71,7 +71,7 @@ class HeadWatcher:
         self._anew: Head | None = None  # the incomplete head while a reset watch delivers its snapshot
 
     def set_node_attributes(self, attributes: Mapping[str, str]) -> None:
-        """Set this node's attributes, to notice bans of an attribute."""
+        """Notice bans of these attributes, too."""
         self._own_ban_keys = frozenset(self._keys.bans + name for name in ban_names_of(self._node_id, attributes))
 
     def notify_listeners(self) -> None:
@@ -110,7 +110,7 @@ class HeadWatcher:
                 await anyio.sleep(ASK_AGAIN_AFTER)
 
     def note_round(self, round: Round) -> None:
-        """Replace the known round if this one is later."""
+        """Replace the known round if `round` is later."""
         if self._set_later_round(round):
             self.notify_listeners()
 
@@ -185,7 +185,7 @@ class HeadWatcher:
             coordinator = Coordinator(node_id=value.decode(errors="replace"), term=event.create_revision)
             return {"coordinator": coordinator if put else None}
         if key == keys.closed:
-            # `closed_over` is the progress at the closing. Keep it after a reset: the snapshot has only a later one.
+            # `closed_over` is the progress at the closing. Keep it after a reset: the snapshot's progress is later.
             over = self.head.closed_over if self.head.closed is not None else self.head.progress
             return {"closed": Closed.of(value) if put else None, "closed_over": over if put else None}
         if key == keys.progress:
@@ -193,7 +193,7 @@ class HeadWatcher:
             progress = Progress.unpack(value) if put else None
             if progress is not None and head.progress is not None:
                 progress = progress.keep_lost_name(self._node_id, head.progress)
-            # A snapshot has `moving` before the progress.
+            # `moves_over` is the progress at `moving`; a snapshot delivers `moving` first.
             first = {"moves_over": progress} if head.moves and head.moves_over is None else {}
             return {"progress": progress, "progress_at": now, "progress_found": found, **first}
         if key == keys.stop:

@@ -33,7 +33,7 @@ class Wakeup:
                 if timer is not None:
                     timer.cancel()
             if deadline is not None and loop.time() >= deadline:
-                break  # the deadline has come; a timer may fire slightly before it
+                break  # a timer may fire slightly before the deadline: then sleep again
         told, self._told = self._told, False
         return told
 

@@ -51,7 +51,7 @@ TICK = 0.25  # seconds; `_tried` grows in such steps, so that it counts no pause
 TRIED_LEAST = WITHIN / 2  # a node that tried for fewer seconds to reach rank 0 is not left out of the next round
 CUT_OFF_MOST = 8  # addresses, at most, that a node remembers because it did not reach rank 0 there
 TRY_AGAIN_AFTER = 1.0  # seconds, at most, from a failed attempt to arrive to the next
-# Seconds until a node, left out because it did not reach rank 0, tries again. They double after each try, and each
+# Seconds until a node that was left out looks again whether it reaches rank 0. They double after each look, and each
 # time that the node is left out: its arrivals interrupt other nodes.
 LOOK_AGAIN_FIRST, LOOK_AGAIN_MOST = 10.0, 600.0
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 HAND_OVER_WITHIN = 0.5  # seconds that a departing coordinator waits until its departure is reported
 HAND_OVER_TRIPS = 2  # round trips added to `HAND_OVER_WITHIN`: to write the report, and to see it
-WITHDRAW_TRIPS = 2 + HAND_OVER_TRIPS  # round trips of a withdrawal: two writes, and these
+WITHDRAW_TRIPS = 2 + HAND_OVER_TRIPS  # round trips of a withdrawal: two writes and the report
 
 
 async def announce_store_move(part: NodeState, link: StoreSession, *, after: float = 0.0) -> None:
@@ -56,7 +56,7 @@ class Withdrawal:
             await link.step_down(within=within if link.store.connected else 0.0)
 
     async def withdraw(self, link: StoreSession | None, *, within: float = RELEASE_WITHIN) -> None:
-        """Delete the node's record as a voluntary departure. If the deletion takes too long, let the lease expire."""
+        """Delete the node's record as a voluntary departure. If that takes too long, revoke the record's lease."""
         part = self._part
         async with self._withdrawing:  # a timeout and the closing of the handler may withdraw concurrently
             part.end_membership("this node has left it")
@@ -67,7 +67,7 @@ class Withdrawal:
                     return
                 if not in_doubt and await self._withdraw_record(link, within):
                     return
-                # The record may still be stored: stop renewing its lease, so that the record expires.
+                # The record may still be stored: revoke its lease, or at least stop renewing the lease.
                 part.arrival.lease, link.release_within = None, RELEASE_SOON
                 await lease.release(within=within if in_doubt else RELEASE_SOON)
             finally:

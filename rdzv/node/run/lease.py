@@ -29,7 +29,7 @@ async def obtain_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease
 
 
 def lease_in(store: Store, there: object) -> Lease | None:
-    """Return the lease that `keys.lease` names; None without the key, or if it is not ours."""
+    """Return the lease of the key `keys.lease`; None without the key, or if its value is no TTL."""
     with contextlib.suppress(ValueError):
         if isinstance(there, Entry) and there.lease is not None:
             return Lease(store, id=there.lease, ttl=float(there.value))

@@ -98,7 +98,7 @@ class Run:
             assert there.lease is not None, "the settings are on the run's lease"
             resized = Resized(min_nodes=new["min_nodes"], max_nodes=new["max_nodes"], reason=reason, by=self.by)
             result = await self.store.transact(
-                # Compare the settings by value, as each arrival gives them a new revision.
+                # Compare the settings by value, as arrivals rewrite them, which changes their revision.
                 when=(when.value(self.keys.settings) == there.value, when.missing(self.keys.closed)),
                 then=(
                     Put(self.keys.settings, pack_settings(new), lease=there.lease),
@@ -241,7 +241,7 @@ class Run:
         }
 
     async def _obtain_ban_lease(self, ban: Ban) -> tuple[Ban, Lease]:
-        """Return the ban and its lease: the run's, or if the ban expires, its own, with the granted TTL as `lasts`."""
+        """Return the ban and its lease: the run's; if the ban expires, a new one, whose TTL becomes `lasts`."""
         if ban.lasts is None:
             return ban, await obtain_run_lease(self.store, self.keys, self.keep)
         if not 0 < ban.lasts <= DURATION_MAX:  # false for NaN, too
@@ -276,7 +276,7 @@ class Run:
             raise RendezvousStateError(f"the store has no run {self.run_id}; {there}")
 
     async def restore(self, key: str) -> bytes | None:
-        """Return the data that a member has last kept under this name."""
+        """Return the data that a member last kept as `key`, or None."""
         entry = await self.store.get(self.keys.kept(key))
         return None if entry is None else entry.value
 

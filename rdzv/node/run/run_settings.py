@@ -46,7 +46,7 @@ class RunSettings:
         )
 
     def accept_or_explain(self, there: bytes) -> str:
-        """Accept the run's settings, and return ""; if they differ from ours by more than a resize, return how."""
+        """Accept the run's settings, and return ""; if they differ by more than a resize, return how."""
         theirs = unpack_settings(there)
         difference = describe_difference(self._ours, theirs)
         if difference and not differs_by_resize(theirs, self._ours):

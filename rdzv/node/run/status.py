@@ -34,7 +34,7 @@ DRAIN_KEPT = 60.0  # seconds that a drain outlives its deadline, for a node that
 
 
 class RunUsage(NamedTuple):
-    """One run's size in the store; `bytes` and `age` are None on etcd, which does not count them."""
+    """One run's size in the store; `bytes` and `age` are None if all keys were listed, as on etcd."""
 
     run_id: str
     keys: int
@@ -315,7 +315,7 @@ async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participan
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
     """Return the round's member with this arrival, if any."""
     entry = await store.get(keys.ranks(round.number, round.term, bucket_for_rank(node_id, round.buckets)))
-    members = Member.unpack_all(entry.value) if entry is not None else []  # a later round may have replaced this one
+    members = Member.unpack_all(entry.value) if entry is not None else []  # a later round deletes the ranks of this one
     return next((one for one in members if one.node_id == node_id and one.arrival == arrival), None)
 
 

@@ -34,7 +34,7 @@ log: Final = make_logger("rdzv.torch")
 WAITS_SILENTLY: Final = 3.0  # seconds that an agent waits for other nodes before it logs the reason
 SAYS_AGAIN_AFTER: Final = 30.0  # seconds until the same reason for a wait is logged again
 JOIN_WITHIN: Final = 1.0  # seconds to wait for the end of a logging thread
-COST_AFTER: Final = 1.0  # seconds from the round after a loss until the run's cost is written
+COST_AFTER: Final = 1.0  # seconds from the round after a loss until the run's cost is logged
 
 
 class _LogFormatter(logging.Formatter):

@@ -39,7 +39,7 @@ OPTIONS: Final = (
     ("grpc.service_config_disable_resolution", 1),  # no DNS queries for TXT records
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),  # etcd itself rejects too large messages
-    ("grpc.enable_retries", 0),  # retries are decided here
+    ("grpc.enable_retries", 0),  # this client itself retries
 )
 
 SYSTEM_BUNDLES: Final = (
@@ -91,7 +91,7 @@ class Connection:
         self._reading: set[asyncio.Task[None]] = set()  # tasks that read streams; awaited in `close`
 
     async def ask(self, method: str, fields: Fields, *, token: str | None, limit: float) -> Any:
-        """Call a method of `etcdserverpb`, and return its answer; raise `Failure` if another attempt may succeed."""
+        """Call a method of `etcdserverpb`, and return its answer; raise `Failure` if the client handles the error."""
         name = method.partition("/")[2]
         kind, answered = getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
         try:

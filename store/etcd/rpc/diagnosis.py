@@ -60,7 +60,7 @@ async def explain_outage(host: str, port: int, tls: ssl.SSLContext | None, *, na
 
 
 async def _read_first_bytes(host: str, port: int, tls: ssl.SSLContext | None) -> bytes:
-    """Return a member's first bytes: a rejected certificate may show only when they are read."""
+    """Return a member's first bytes: only reading them may show that the member rejects the certificate."""
     with anyio.fail_after(ANSWER_WITHIN):
         reader, writer = await asyncio.open_connection(host, port, ssl=tls)
         try:

@@ -1,4 +1,4 @@
-"""gRPC, imported once, with its settings; without it, the error names the extra."""
+"""gRPC, imported once, with its settings; if it is missing, the error names the extra."""
 
 from __future__ import annotations
 

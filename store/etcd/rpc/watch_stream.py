@@ -32,7 +32,7 @@ class WatchStream:
         self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # a create and a cancel per watch, at most
         self._last_id = 0
         self._opening: deque[int] = deque()  # ids of watches that wait for an answer, in order
-        self.subscriptions: dict[int, Subscription] = {}  # of the open watches, by id
+        self.subscriptions: dict[int, Subscription] = {}  # by watch id, also of watches not open yet
         self.ended: Exception | None = None  # why the stream has ended, or None
 
     async def requests(self) -> AsyncIterator[pb.WatchRequest]:
@@ -116,7 +116,7 @@ class Subscription:
             await self._wait_for_more()
 
     async def read(self) -> list[pb.WatchResponse]:
-        """Return the next messages, or raise `Failure`, as `wait_until_open` does."""
+        """Return the next messages, or raise `Failure`."""
         while not self._messages:
             await self._wait_for_more()
         messages, self._messages, self._held_bytes = self._messages, [], 0
