@@ -1,4 +1,4 @@
-"""Functions of `rdzv.core`, with values at and beside their bounds: how many results there are, and a checksum of all.
+"""Parts of `rdzv`, with values at and beside their bounds: how many results there are, and a checksum of all.
 
 The rows of `core.rows` define cases, functions of a random generator, and tell their results.
 """

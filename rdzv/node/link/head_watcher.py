@@ -205,7 +205,7 @@ class HeadWatcher:
                 "lost_store_told": revision,
             }
         if key == keys.tally_copy:
-            return {"tally": value if put else b""}
+            return {"tally": value}
         if key == keys.moving:
             over = self.head.moves_over if self.head.moves else self.head.progress
             return {"moves": put, "moves_over": over if put else None}
