@@ -271,8 +271,8 @@ class Node(OfThisProcess):
     @property
     def connected_for(self) -> float:
         """Seconds since the store was reconnected; infinite if never disconnected. Thread-safe."""
-        back_at = None if self._link is None else self._link.back_at
-        return math.inf if back_at is None else self.time() - back_at
+        link = self._link
+        return math.inf if link is None else self.time() - link.back_at
 
     async def next_rendezvous(
         self, ticket: JoinHandle, examine: Callable[[], Awaitable[str | None]] | None = None

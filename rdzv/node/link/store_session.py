@@ -55,7 +55,7 @@ class StoreSession:
         self.known_run_lease: Lease | None = None  # the run's own lease; None if not yet read or granted
         # Ends this node's candidacy for coordinator within a number of seconds; None if the node is no candidate.
         self.resign: Callable[[float], Awaitable[None]] | None = None
-        self.back_at: float | None = None  # when the store was last reconnected; None if never
+        self.back_at: float = -math.inf  # when the store was last reconnected
         self.gone: ConnectionLost | None = None  # the error with which the store was given up
         self.host: str = ""  # the user's URL with this store's host only; another host may serve the run's next store
         self.release_within: float = RELEASE_WITHIN  # seconds to revoke leases; fewer if the store is silent
@@ -193,7 +193,7 @@ class StoreSession:
                 why = f"was in memory only, and its process is gone: nobody listens there for {within:g} s"
                 self.gone = ConnectionLost(f"the store at {self.host} {why}", maybe_applied=True)
                 self.store.fail(self.gone)
-        if said and self.store.failure is None and (self.keeping.kept or (self.back_at or 0.0) >= since):
+        if said and self.store.failure is None and (self.keeping.kept or self.back_at >= since):
             log.warning("run %s: the store is back after %.0f s", run_id, self.store.time() - since)
 
     def note_answer_time(self, seconds: float) -> None:
