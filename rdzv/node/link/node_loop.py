@@ -74,7 +74,6 @@ class NodeThread(NodeLoop):
     """The loop in the process's node thread, which starts with its first user and ends with its last."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._thread: LoopThread | None = None
         self._left = False
 

@@ -29,7 +29,6 @@ class Wakeup:
             try:
                 await self._sleeping
             finally:
-                self._sleeping = None
                 if timer is not None:
                     timer.cancel()
             if deadline is not None and loop.time() >= deadline:
