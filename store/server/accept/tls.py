@@ -48,7 +48,6 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         farewell: bytes,
         beside: bool = False,
     ) -> None:
-        super().__init__()
         self._beside = beside
         self._inner = inner
         self._context = context
