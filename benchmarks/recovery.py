@@ -118,7 +118,7 @@ step, last = 0, None
 if sys.argv[2:] == ["untold"]:
     from rdzv.loop import round_monitor
 
-    async def say_nothing(node, why):
+    async def say_nothing(node, membership, why):
         pass
 
     round_monitor.accuse_unknown_member = say_nothing

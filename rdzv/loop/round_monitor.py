@@ -262,7 +262,7 @@ class RoundMonitor:
         if self.membership.round.size == 1:
             return False
         with contextlib.suppress(RendezvousError):  # the accusation only makes losses known sooner
-            await accuse_unknown_member(self.node, how or repr(failure))
+            await accuse_unknown_member(self.node, self.membership, how or repr(failure))
         return True
 
     async def _wait_for_possible_loss(self) -> None:
@@ -337,9 +337,8 @@ def describe_gone_nodes(gone: NodesLost | NodesLeft) -> str:
     return f"{names} and {more} more" if more > 0 else names
 
 
-async def accuse_unknown_member(node: Node, why: str) -> None:
+async def accuse_unknown_member(node: Node, membership: Membership, why: str) -> None:
     """Accuse an unknown member of having died: a disconnected member is then lost before `gone_ttl` has passed."""
-    link, membership = await node.open_link(), node.membership
-    if membership is not None and membership.over is None:
-        with contextlib.suppress(StoreError):
-            await Run(link.store, node.keys, by=node.node_id).accuse(membership, UNKNOWN, why)
+    link = await node.open_link()
+    with contextlib.suppress(StoreError):
+        await Run(link.store, node.keys, by=node.node_id).accuse(membership, UNKNOWN, why)

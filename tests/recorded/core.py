@@ -1,6 +1,7 @@
 """Parts of `rdzv`, with values at and beside their bounds: how many results there are, and a checksum of all.
 
-The rows of `core.rows` define cases, functions of a random generator, and tell their results.
+The rows of `core.rows` define cases, functions of a random generator, and tell their results. So do those of
+`parts.rows`, of parts of a member that the rooms above `rdzv.core` have.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final
 from tests.recorded import tables
 from tests.recorded.coordinator import Led
 
-TABLES: Final = tables.sections(__file__)
+TABLES: Final = tables.sections(__file__) | tables.sections(__file__.replace("core.py", "parts.py"))
 
 
 class Values(random.Random):

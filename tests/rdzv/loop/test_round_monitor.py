@@ -13,7 +13,7 @@ from rdzv.core.round_life import Ending, EndKind, NextAction, WorkPhase
 from rdzv.core.state import Closed, Head, Phase, Progress
 from rdzv.core.stopping import Stop
 from rdzv.core.stuck.step_log import StepLog
-from rdzv.loop.round_monitor import RoundMonitor, accuse_unknown_member
+from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.membership import Membership
 from rdzv.testing import ClusterNode, cluster
 from store.calls import run_synchronously
@@ -229,10 +229,3 @@ def test_a_member_paused_while_it_waits_for_news_reads_them_before_it_ends() -> 
         town.pause(0, 5)
         town.advance(20)
         assert [one.world_size for one in town.rounds] == [3, 2]
-
-
-async def test_a_node_without_a_round_accuses_no_member() -> None:
-    async def connect() -> None:
-        """Return no link: none is used."""
-
-    await accuse_unknown_member(cast("Any", SimpleNamespace(open_link=connect, membership=None)), "a member is silent")
