@@ -21,7 +21,8 @@ from rdzv.core.stuck.judging import LastNote
 from rdzv.core.stuck.pace import StepOf
 from rdzv.core.stuck.step_log import StepNote
 from rdzv.errors import RendezvousStateError, RoundSupersededError, mark_run
-from store import Lease, LeaseNotFound, Unsupported
+from store import LeaseNotFound, Unsupported
+from store.messages import TimeToLive
 from store.printable import plural
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
         for record in waiting
         if record.node_id in named or (after is not None and record.arrival > after and record.node_id not in ranked)
     ]
-    settings = _settings_in(await store.get(keys.settings))
+    settings = await _read_settings(store, keys)
     accusations = [Accusation.unpack_or_log(entry.key, entry.value) for entry in await store.list(keys.accusations)]
     elapsed = _progress_age(head, store.time(), time_of_day)
     absent = _aged_absent(head, elapsed=elapsed)
@@ -83,7 +84,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
         last_call_left=_last_call_left(head, elapsed) if _phase_of(head) is Phase.LAST_CALL else None,
         closing=head.closed,
         closed_at=closing.at if closing else None,
-        standstill=head.progress.standstill if head.progress and not _is_progress_outdated(head) else "",
+        standstill=head.progress.standstill if head.progress and _unreported_round(head) is None else "",
         attributes=outside,
         last_members=tuple(roster.values()) if head.closed else (),
         reason=_wait_reason(head, elapsed=elapsed, **counts),
@@ -153,11 +154,12 @@ def participant_of(record: NodeRecord, rank: int) -> Participant:
     )
 
 
-def _settings_in(entry: Entry | None) -> dict[str, Any]:
+async def _read_settings(store: Store, keys: Keys) -> dict[str, Any]:
+    entry = await store.get(keys.settings)
     try:
         return unpack_settings(entry.value) if entry is not None else {}
     except RendezvousStateError as error:
-        log_unreadable(entry.key if entry is not None else "", error)
+        log_unreadable(keys.settings, error)
         return {}
 
 
@@ -169,7 +171,7 @@ async def _read_bans(store: Store, keys: Keys) -> dict[str, Ban]:
             continue
         if ban.lasts is not None and entry.lease is not None:
             try:
-                ban = ban.replace(ends_in=await Lease(store, id=entry.lease, ttl=ban.lasts).time_to_live())
+                ban = ban.replace(ends_in=(await store.call(TimeToLive(lease=entry.lease))).remaining)
             except LeaseNotFound:
                 continue  # the ban has just expired
         bans[entry.key.removeprefix(keys.bans)] = ban
@@ -187,7 +189,7 @@ async def _read_drains(store: Store, keys: Keys, here: Collection[str]) -> dict[
         node_id, drain = entry.key.removeprefix(keys.drains), Drain.unpack_or_log(entry.key, entry.value)
         if drain is not None and node_id in here and entry.lease is not None:
             with contextlib.suppress(LeaseNotFound):  # the drain has just ended
-                left = await Lease(store, id=entry.lease, ttl=0.0).time_to_live()
+                left = (await store.call(TimeToLive(lease=entry.lease))).remaining
                 drains[node_id] = max(drain.within - drain_ttl(store, drain.within) + left, 0.0), drain.reason
     return drains
 
@@ -322,7 +324,7 @@ async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, a
 def _phase_of(head: Head) -> Phase:
     if head.closed is not None:
         return Phase.CLOSED
-    if _is_progress_outdated(head):
+    if _unreported_round(head) is not None:
         return Phase.TRAINING
     # Until a node arrives, a reopened run has the progress written at its closing.
     phase = head.progress.phase if head.progress is not None else Phase.GATHERING
@@ -342,13 +344,14 @@ def _wait_reason(head: Head, *, members: int, waiting: int, elapsed: float | Non
         return f"the run is closed by {head.closed.by or 'an unknown caller'}{reason}"
     if not members and not waiting:
         return "no node is here"
-    if head.round is not None and _is_progress_outdated(head):
-        return f"round {head.round.number} stands with {plural(head.round.size)}"
+    if (round := _unreported_round(head)) is not None:
+        return f"round {round.number} stands with {plural(round.size)}"
     return explain(head.progress, elapsed=elapsed)
 
 
 def _last_call_left(head: Head, elapsed: float) -> float | None:
-    left = head.progress.last_call_left if head.progress is not None else None
+    assert head.progress is not None, "only a report can say that it is the last call"
+    left = head.progress.last_call_left
     return None if left is None else max(left - elapsed, 0.0)
 
 
@@ -387,7 +390,7 @@ def _pending_resize(head: Head) -> Resized | None:
 
 
 def _aged_absent(head: Head, *, elapsed: float) -> AbsenceReport:
-    if head.progress is None or head.closed is not None or _is_progress_outdated(head):
+    if head.progress is None or head.closed is not None or _unreported_round(head) is not None:
         return AbsenceReport()
     absent = head.progress.absent
     missing = tuple(one.replace(ago=None if one.ago is None else one.ago + elapsed) for one in absent.missing)
@@ -396,11 +399,12 @@ def _aged_absent(head: Head, *, elapsed: float) -> AbsenceReport:
 
 def _progress_age(head: Head, now: float, time_of_day: float) -> float:
     """Return the seconds since the run's progress was written, even if this node did not watch the run then."""
-    since = max(now - head.progress_at, 0.0)
+    since = now - head.progress_at
     said_at = head.progress.absent.said_at if head.progress is not None else 0.0
     return max(since, time_of_day - said_at) if head.progress_found and said_at else since
 
 
-def _is_progress_outdated(head: Head) -> bool:
-    """Return True if the last round was committed after the run's progress was written."""
-    return head.round is not None and (head.progress is None or head.progress.round < head.round.number)
+def _unreported_round(head: Head) -> Round | None:
+    """Return the last round if it was committed after the run's progress was written."""
+    unreported = head.round is not None and (head.progress is None or head.progress.round < head.round.number)
+    return head.round if unreported else None
