@@ -24,7 +24,7 @@ async def obtain_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease
             made = await store.transact(then=(run_lease_put(keys, grant),), grants=(grant,))
         except LimitExceeded as error:
             raise lease_refusal(error, closed_ttl=closed_ttl) from error
-        lease = lease_in(store, made.results[0]) or Lease(store, id=grant.id or 0, ttl=grant.ttl)
+        lease = lease_in(store, made.results[0]) or Lease(store, id=keys.run_lease_id, ttl=grant.ttl)
     return lease
 
 

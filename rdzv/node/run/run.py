@@ -92,8 +92,7 @@ class Run:
             RendezvousStateError: No node has arrived in the run yet.
             RendezvousClosedError: The run is closed.
         """
-        there = await self.store.get(self.keys.settings)
-        while there is not None:
+        while (there := await self.store.get(self.keys.settings)) is not None:
             new = resize(unpack_settings(there.value), min_nodes=min_nodes, max_nodes=max_nodes)
             assert there.lease is not None, "the settings are on the run's lease"
             resized = Resized(min_nodes=new["min_nodes"], max_nodes=new["max_nodes"], reason=reason, by=self.by)
@@ -104,18 +103,16 @@ class Run:
                     Put(self.keys.settings, pack_settings(new), lease=there.lease),
                     *[Put(self.keys.resized, resized.pack(), lease=there.lease)] * (pack_settings(new) != there.value),
                 ),
-                otherwise=(Get(self.keys.settings), Get(self.keys.closed)),
+                otherwise=(Get(self.keys.closed),),
             )
             if result.succeeded:
                 return resized.replace(revision=result.revision)
-            settings, closing = result.results
-            if isinstance(closing, Entry):
+            if isinstance(closing := result.results[0], Entry):
                 closed = Closed.of(closing.value)
                 raise RendezvousClosedError(
                     f"run {self.run_id} is closed{f': {closed.reason}' if closed.reason else ''}; it cannot be resized",
                     reason=closed.reason,
                 )
-            there = settings if isinstance(settings, Entry) else None
         raise RendezvousStateError(f"run {self.run_id} has no settings that could change: no node has come to it yet")
 
     async def set_closed(self, reason: str = "", *, lease: Lease | None = None, **verdict: Any) -> Closed:
@@ -124,7 +121,8 @@ class Run:
         lease = lease or await obtain_run_lease(self.store, self.keys, self.keep)
         result = await self.store.compare_and_set(self.keys.closed, closed.pack(), expected_revision=0, lease=lease)
         await lease.keep_alive()  # renew the lease, as the run may have no node that does
-        return Closed.of(result.entry.value) if result.entry else closed
+        assert result.entry is not None, "the run is closed, by this call or an earlier one"
+        return Closed.of(result.entry.value)
 
     async def reopen(self) -> Closed | None:
         """Open a closed run again; return the deleted closing."""

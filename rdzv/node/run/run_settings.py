@@ -93,9 +93,10 @@ async def check_prefix(store: Store, prefix: str) -> None:
     above = ["/".join(parts[:count]) for count in range(3, len(parts) + 1)]  # for example "/rdzv/job-7"
     if not above or prefix in {scheme.prefix for scheme in SCHEMES.values()}:
         return
-    for run, entry in zip(above, await store.get_many([f"{run}/settings" for run in above]), strict=True):
+    for entry in await store.get_many([f"{run}/settings" for run in above]):
         if entry is not None:
-            refuse(f"prefix={shown(prefix)} is among the keys of the run {shown(run)}; choose another")
+            run = shown(entry.key.removesuffix("/settings"))
+            refuse(f"prefix={shown(prefix)} is among the keys of the run {run}; choose another")
 
 
 class SettingsChangedError(Exception):
