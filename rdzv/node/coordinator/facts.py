@@ -57,20 +57,20 @@ async def look_for_stalls(context: TermContext, settings: Settings) -> None:
     while rules.enabled:
         every = max(LOOKS_EVERY, LOOKS_EVERY_PER_NODE * len(view.members))
         await anyio.sleep(every)
-        round, members = view.round, view.members
-        if round is None or not view.synced or not view.live:
+        number, members = view.number, view.members
+        if not view.synced or not view.live:
             continue
         try:
             beats = await read_last_notes(context.store, context.keys)
         except StoreError:
             continue  # try again after the next pause
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
-        verdict = stalls.judge(heard, round=round.number, now=context.store.time(), every=every)
+        verdict = stalls.judge(heard, round=number, now=context.store.time(), every=every)
         if verdict.standstill != view.standstill:
-            context.queue_facts(Standstill(round.number, verdict.standstill))
+            context.queue_facts(Standstill(number, verdict.standstill))
         if verdict.stuck:
             found = verdict.stuck.items()
-            context.queue_facts(*(StuckMember(round.number, members[id].arrival, id, why) for id, why in found))
+            context.queue_facts(*(StuckMember(number, members[id].arrival, id, why) for id, why in found))
 
 
 @dataclass(eq=False)
@@ -125,16 +125,16 @@ class AccusationCheck:
         view, why = self.context.view, self._explain_accusation(accused, by)
         named, at_most = (view.live & {accused}, math.inf) if accused != UNKNOWN else (view.live - {by}, self.gone_ttl)
         meant = [StuckMember(number, view.records[one].arrival, one, why) for one in sorted(named)]
-        found = await run_together(*(self._lease_share_left(one.node_id, at_most=at_most) for one in meant))
-        return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
+        found = await run_together(*(self._if_unrenewed(one, at_most=at_most) for one in meant))
+        return [one for one in found if one is not None]
 
-    async def _lease_share_left(self, node_id: str, *, at_most: float) -> float:
-        """Return the remaining share of a node's lease; 1 if there is no lease, or if over `at_most` seconds remain."""
-        record = await self.context.store.get(self.context.keys.node(node_id))
+    async def _if_unrenewed(self, member: StuckMember, *, at_most: float) -> StuckMember | None:
+        """Return the member if its lease is not being renewed, and at most `at_most` seconds of it remain."""
+        record = await self.context.store.get(self.context.keys.node(member.node_id))
         if record is None or record.lease is None:
-            return 1.0
+            return None
         try:
             lease = await self.context.store.call(TimeToLive(lease=record.lease))
         except LeaseNotFound:
-            return 1.0  # the lease has ended, which the watch will report
-        return lease.remaining / lease.ttl if lease.remaining <= at_most else 1.0
+            return None  # the lease has ended, which the watch will report
+        return member if lease.remaining <= at_most and lease.remaining / lease.ttl < DOUBTED_BELOW else None

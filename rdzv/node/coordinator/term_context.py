@@ -106,7 +106,7 @@ class SharedStoreLease:
         """Return the id of a lease for a round about to be committed."""
         await self._known.wait()
         if self._lease is None:
-            self._lease, self.used = await self._store.grant(self._ttl), False
+            self._lease = await self._store.grant(self._ttl)
         return self._lease.id
 
     async def renew_until_cancelled(self, round: Round | None) -> None:
