@@ -15,6 +15,7 @@ R2). The last call also runs while the last round has live members (R11).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from types import MappingProxyType
@@ -188,15 +189,13 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
         return Wait(until=None, progress=progress)
     if head.moves:
         return Wait(until=None, progress=add_problem(progress, MOVES))
-    enough = view.enough_since is not None
-    ends = None if view.enough_since is None else view.enough_since + rules.last_call
+    ends = math.inf if view.enough_since is None else view.enough_since + rules.last_call
     placed = len(rules.nodes_in_whole_units([*view.waiting.values()]))
     full = rules.round_size(placed) == rules.capacity
-    # No further node is expected (`nobody_else`) if the last round has no live member, and no lost one may come back.
-    all_have_come = rules.early_last_call and bool(view.members) and not view.live
     # Nodes of a restarted job may have the former names, but know no round and arrive one by one: keep the last call.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
-    nobody_else = all_have_come and regroup and not view.nodes_expected_back
+    # No further node is expected (`nobody_else`) if no lost member may come back.
+    nobody_else = rules.early_last_call and regroup and not view.nodes_expected_back
     is_news = view.round is None or view.round.revision < head.lost_store_told
     lost = head.lost_store if is_news else None
     survivors = ranks_in_lost_store(view.waiting.values(), lost)
@@ -206,13 +205,13 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
             of_round = f"of {plural(lost.awaited)} of round {lost.round}, whose store was lost"
             return Wait(until=ends_at, progress=add_problem(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= rules.early_last_call and bool(survivors)
-    if view.live or not enough:
+    if view.live:
         # While a last call runs, wake at its end, to report that it is over.
-        still = ends is not None and ends > now and not full
+        still = now < ends < math.inf and not full
         return Wait(until=ends if still else None, progress=progress)
     if not rules.round_size(placed):
         return Wait(until=None, progress=add_problem(progress, rules.why_no_whole_units(view.waiting.values())))
-    if full or nobody_else or (ends is not None and now >= ends):
+    if full or nobody_else or now >= ends:
         try:
             # Once a round has completed in this store, use that round's ranks, not ranks of the lost store.
             ranked = survivors if view.round is None else {}
