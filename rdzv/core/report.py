@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import dropwhile, islice, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.core.history import TimeSpent, seconds_between_completions, time_spent
@@ -150,11 +150,9 @@ def report(status: RunStatus) -> dict[str, Any]:
         return None if away is None else round(now + away if ahead else now - away, 1)
 
     def member_report(one: Participant) -> dict[str, Any]:
-        return _member_as_json(one, status.steps.get(one.node_id), states.get(one.node_id, "left"), unix_time) | {
-            "since": status.since.get(one.node_id),
-            "waits_for": status.awaits.get(one.node_id, ("", 0.0))[0],
-            "waited": status.awaits.get(one.node_id, ("", None))[1],
-        }
+        waits_for, waited = status.awaits.get(one.node_id, ("", None))
+        told = {"since": status.since.get(one.node_id), "waits_for": waits_for, "waited": waited}
+        return _member_as_json(one, status.steps.get(one.node_id), states.get(one.node_id, "left"), unix_time) | told
 
     def ban_report(one: Ban) -> dict[str, Any]:
         return _pick_fields(one, ("reason", "by", "now", "ends_in")) | {"ends_at": unix_time(one.ends_in, ahead=True)}
@@ -393,5 +391,5 @@ def long_duration(seconds: float) -> str:
     """Return a duration in its two largest units: "14 h 3 min", "2 d 4 h", "41 s"."""
     whole = round(seconds)
     units = ((whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s"))
-    first = next((at for at, (count, _) in enumerate(units) if count), len(units) - 1)
-    return " ".join(f"{count} {unit}" for count, unit in units[first : first + 2] if count) or "0 s"
+    largest = islice(dropwhile(lambda one: not one[0], units), 2)
+    return " ".join(f"{count} {unit}" for count, unit in largest if count) or "0 s"

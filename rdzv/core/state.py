@@ -124,7 +124,7 @@ def ban_names_of(node_id: str, attributes: Mapping[str, str]) -> tuple[str, ...]
 
 def find_ban(bans: Mapping[str, Ban], node_id: str, attributes: Mapping[str, str]) -> Ban | None:
     """Return the first of the bans that excludes a node, if any."""
-    return next((bans[name] for name in ban_names_of(node_id, attributes) if name in bans), None) if bans else None
+    return next((bans[name] for name in ban_names_of(node_id, attributes) if name in bans), None)
 
 
 class Ban(Stored, kw_only=True):

@@ -107,7 +107,7 @@ def _plain_record(noun: Stored) -> object:
     row: Any = noun.check()
     if not noun.by_place:
         return {name: row[place] for place, name, as_ever in _stored_fields(type(noun)) if row[place] != as_ever}
-    return [row[place] for place, _, _ in _stored_fields(type(noun))] if noun.outside else row
+    return [row[place] for place, _, _ in _stored_fields(type(noun))]
 
 
 def _row_of_plain(kind: type[Stored], plain: Any, outside: dict[str, object]) -> object:

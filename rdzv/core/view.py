@@ -110,7 +110,7 @@ class View:
         self._lost_before: set[str] = set()  # members that the round before the last had lost
         self.records: dict[str, NodeRecord] = {}  # the records of live members and waiting nodes
         self._inherited: Progress | None = None
-        self._inherited_at = 0.0
+        self._inherited_at: float
         self._moves = False
 
     def take_over(

@@ -6,7 +6,6 @@ A member is shown as stuck by the coordinator's rule (`rdzv.core.stuck.judging`)
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from statistics import median_low
 from typing import TYPE_CHECKING, Final
@@ -61,11 +60,11 @@ class Pace:
 
 def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) -> Pace:
     """Return a round's progress over all its members."""
-    begun = {node_id: one for node_id, one in steps.items() if one.step is not None}
-    if not begun:
+    at = {node_id: one.step for node_id, one in steps.items() if one.step is not None}
+    if not at:
         return Pace(told=len(steps), stuck={}, slow={})
-    numbers = Counter(one.step for one in begun.values() if one.step is not None)
-    newest, age = max(numbers), min(one.age for one in begun.values())
+    begun = {node_id: steps[node_id] for node_id in at}
+    newest, age = max(at.values()), min(one.age for one in begun.values())
     rates = [one.rate for one in begun.values() if one.rate > 0]
     rate = median_low(rates) if rates else 0.0
     limit = SHOWN_PART * stall_timeout if stall_timeout else max(STUCK_AFTER, STUCK_STEPS / rate if rate else 0.0)
@@ -77,20 +76,20 @@ def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) 
     stuck = {
         name: one
         for name, one in quiet.items()
-        if (one.step or 0) < newest or others_fresh or (not one.waits and waits == len(steps) - 1 > 0)
+        if at[name] < newest or others_fresh or (not one.waits and waits == len(steps) - 1 > 0)
     }
     stuck = {name: one for name, one in stuck.items() if not one.waits} or stuck
     stands = not stuck and not excused and len(quiet) == len(begun)
-    behind = max(BEHIND_STEPS, BEHIND * rate) if rate and age < limit else math.inf
+    behind = max(BEHIND_STEPS, BEHIND * rate) if rate else math.inf
     slow = {
         name: f"{one.rate:.3g} steps/s, the median is {rate:.3g}"
         if 0 < one.rate < SLOW_PART * rate
-        else f"{newest - (one.step or 0):,} steps behind"
+        else f"{newest - at[name]:,} steps behind"
         for name, one in begun.items()
         if name not in stuck
         and not one.busy
         and age < limit
-        and (0 < one.rate < SLOW_PART * rate or newest - (one.step or 0) > behind)
+        and (0 < one.rate < SLOW_PART * rate or newest - at[name] > behind)
     }
     return Pace(
         told=len(steps),
@@ -98,7 +97,7 @@ def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) 
         age=age,
         rate=rate,
         limit=limit,
-        stuck={name: f"at step {one.step:,}, others are at {newest:,}" for name, one in stuck.items()},
+        stuck={name: f"at step {at[name]:,}, others are at {newest:,}" for name in stuck},
         slow=slow,
         stands=stands,
     )
