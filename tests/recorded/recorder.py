@@ -118,11 +118,11 @@ class Recorder(logging.Handler):
         self.now: Callable[[], float] = lambda: START
         self.dead: set[str] = set()
         self.over: bool = False  # True: what follows is not written
-        self.brief: bool = False  # True: requests and events are told by a checksum only
+        self.brief: bool | str = False  # True: requests and events are told by a checksum only; "all": all is
 
     def note(self, who: str, what: str) -> None:
         if who not in self.dead and not self.over:
-            if self.brief and who != "log" and what[0] not in "*>":
+            if self.brief == "all" or (self.brief and who != "log" and what[0] not in "*>"):
                 who, what = QUIET, f"{who} {what}"
             self.lines.append((round((self.now() - START) * 1000), who, what))
 

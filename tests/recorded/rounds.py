@@ -12,6 +12,7 @@ import random
 import time
 import tomllib
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from tests.support.runs import HookedClient, VirtualRun, rounds_of
 from tests.support.virtual_time import VirtualTimeLoop
 
 NOT_SHOWN: Final = ("version", "settings", "releases", "since", "addresses", "waits_for", "now")  # others tell the same
+STATE: Final = "progress known_round times_left_out lapses lapsed_in cut_off unreached given_up refusal is_member"
 LOOK_EVERY: Final = 0.7417  # seconds; an odd number, so that nothing else happens at that moment
 SCENARIOS: Final[dict[str, Any]] = tomllib.loads((Path(__file__).parent / "rounds.toml").read_text())
 
@@ -137,6 +139,7 @@ class Play(VirtualRun):
         super().__init__(hosts=hosts, **parameters)
         self.recorder = recorder
         self.actors: dict[str, Actor] = {}
+        self.seen: dict[str, list[Any]] = {}  # by node: its own state
         self.unreachable: set[tuple[int, str]] = set()  # ranks, and the addresses that they do not reach
         self.reached: dict[int, set[int]] = {}  # by revision of a round: the ranks that reach rank 0
 
@@ -154,9 +157,22 @@ class Play(VirtualRun):
         """Note quietly what each node knows of itself, whenever it has changed."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            for name, one in self._handlers.items():
-                if name not in self.recorder.dead and (told := self.recorder.changed(f"node {name}", known(one))):
-                    self.recorder.note(QUIET, f"{name} {told}")
+            for name in self._handlers:
+                self.look_at(name)
+            names = sorted(one.get_name() for one in asyncio.all_tasks())
+            work = Counter(name for name in names if not name.startswith("Task-"))
+            self.recorder.note(QUIET, self.recorder.changed("work", work) or "the same work")
+
+    def look_at(self, name: str, *, if_changed: bool = False) -> None:
+        """Note quietly what a node knows; with `if_changed`, only if its own state has changed."""
+        if name in self.recorder.dead:
+            return
+        before, part = self.seen.get(name), self._handlers[name].node.part
+        self.seen[name] = [part.reason and "", *(getattr(part, one) for one in STATE.split())]
+        if if_changed and before == self.seen[name]:
+            return
+        if told := self.recorder.changed(f"node {name}", known(self._handlers[name])):
+            self.recorder.note(QUIET, f"{name} {told}")
 
     async def __aexit__(self, *how: Any) -> None:
         with self._patches:
@@ -182,6 +198,9 @@ class Play(VirtualRun):
         rng = random.Random(f"node {source}")
         node = Node(parsed, loop=NodeLoop(), open_store=open_store, rng=rng, port=FixedPort())
         self._handlers[source] = handler = Handler(node, open_store=open_store)
+        looking: Any = partial(self.look_at, source, if_changed=True)
+        looking.notify = looking
+        node.listeners.add(looking)
         return handler
 
     async def check_reachability(self, round: Round, rank: int, read_names: Any) -> tuple[str, list[int]]:
@@ -224,7 +243,8 @@ def known(handler: Handler) -> dict[str, Any]:
     told["draining"] = dict(handler.draining())
     for of, names in (
         (node, "is_connected connected_for joining needs_store has_lost_store is_draining store_loss"),
-        (node.part, "reason progress known_round times_left_out lapses lapsed_in cut_off unreached"),
+        (node.part, f"reason {STATE}"),
+        (node.part.arrival, "state began revision"),
         (link, "round_trip reconnect_seconds release_within"),
         (membership, "over lost_ids record_gone expelled"),
     ):
@@ -399,7 +419,8 @@ def play(name: str, *, whole: bool = False) -> list[str]:
                 await asyncio.sleep(max(START + float(at) - loop.time(), 0.0))
                 recorder.note(who, f"> {call}")
                 if who == "-":
-                    result = eval(call, {"run": play, "network": play.network})
+                    patched = play._patches.enter_context
+                    result = eval(call, {"run": play, "network": play.network, "patched": patched, "patch": patch})
                     if hasattr(result, "__await__"):
                         await result
                 else:

@@ -10,14 +10,7 @@ import pytest
 
 from rdzv.core.round import Member
 from rdzv.core.state import NodeRecord, NodesLost, NodesWaiting
-from rdzv.errors import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousSettingsError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-    RoundSupersededError,
-)
+from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousStateError, RoundSupersededError
 from rdzv.node.coordinator import term as room_of_coordinator
 from rdzv.node.handler import Handler
 from rdzv.node.link.store_session import StoreSession
@@ -92,17 +85,6 @@ async def test_a_closed_handler_refuses_calls_and_can_be_closed_again() -> None:
                 await call()
 
 
-async def test_a_node_waits_for_a_name_held_by_a_live_node_and_names_the_holder() -> None:
-    async with VirtualRun(min_nodes=2, last_call_timeout=0, ttl=4, disconnect_ttl=4) as run:
-        first, second, other = run.handler("a"), run.handler("a"), run.handler("b")
-        await run.meet(first, other)
-        waiting = await run.join(second)
-        assert second.reason == "the name a is held by a live node at a; waiting for it to go"
-        run.crash("a")
-        regrouping = await run.join(other)
-        assert_one_round([await waiting, await regrouping])
-
-
 async def test_a_holder_that_comes_again_keeps_its_name() -> None:
     """Regression: any change of the record counted as the holder's departure, so a rival took a live node's name."""
     async with VirtualRun(min_nodes=2, last_call_timeout=0) as run:
@@ -117,23 +99,6 @@ async def test_a_holder_that_comes_again_keeps_its_name() -> None:
         assert not waiting.done()
         await holder.leave()
         assert_one_round(await asyncio.gather(waiting, other.next_rendezvous()))
-
-
-async def test_waiting_for_a_name_counts_against_the_join_timeout_and_closing_ends_it() -> None:
-    async with VirtualRun(min_nodes=1, join_timeout=20) as run:
-        await run.meet(run.handler("a"))
-        began = now()
-        with pytest.raises(RendezvousTimeoutError, match="the name a is held by a live node"):
-            await run.handler("a").next_rendezvous()
-        assert now() - began == pytest.approx(20, abs=1)
-        await run.join(run.handler("ab"))  # whose record looks like that of another name
-        closer = run.handler("closer")
-        waiting = await run.join(run.handler("a"))
-        await asyncio.sleep(5)
-        assert not waiting.done()
-        await closer.set_closed("no more")
-        with pytest.raises(RendezvousClosedError, match="no more"):
-            await waiting
 
 
 async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_round(
