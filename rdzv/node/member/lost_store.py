@@ -68,9 +68,9 @@ async def carry_over_run(part: NodeState, link: StoreSession) -> None:
             for key, one in ((keys.lost_store, entry), (keys.round, round))
         ]
         if (await store.transact(when=unchanged, then=writes)).succeeded:
+            # Read once more: the answer comes after the events of this write, so the head lacks what it deleted.
             log.info(
                 "run %s, node %s: told the new store about the last one, up to round %d",
                 *(keys.run_id, part.node_id, lost.round),
             )
-            break
     link.has_knowledge = True
