@@ -62,10 +62,10 @@ class MembershipWatcher:
         part, link, follower = self._part, self._link, self._follower
         again: float | None = anyio.current_time() + part.settings.ttl
         try:
-            banned_at, ban = follower.own_ban or (0, None)
-            if ban is not None and banned_at > max(self._banned_at, part.arrival.revision):
-                await self._handle_ban(link, ban)
-                self._banned_at = banned_at
+            last_ban = follower.own_ban
+            if last_ban is not None and last_ban[0] > max(self._banned_at, part.arrival.revision):
+                await self._handle_ban(link, last_ban[1])
+                self._banned_at = last_ban[0]
             missed = follower.resets
             # No event reports the deletion of a waiting node's record: check it each time.
             if missed != self._resets or part.arrival.state is ArrivalState.STANDING:
