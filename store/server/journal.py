@@ -106,7 +106,6 @@ class Journal:
         self.commit_seconds: float = 0.0
         self.in_doubt: bool = False  # the last group may be on disk or not
         self.log_bytes: int = 0
-        self.only_deletes: bool = False  # only deletes, and a few keys that coordinate a run, are written
         self.short_of_room: bool = False  # large writes are refused, so all unused pages are returned to the disk
         self.answered: bool = False  # SQLite refused a step's content: the disk works, and the step's reply is an error
         self._lock_file = take_lock(Path(directory))
@@ -129,7 +128,8 @@ class Journal:
         except BaseException:
             self._lock_file.close()
             raise
-        self.only_deletes = not self._reserve.allocate(RESERVE_BYTES)
+        # True: only deletes, and a few keys that coordinate a run, are written
+        self.only_deletes: bool = not self._reserve.allocate(RESERVE_BYTES)
 
     def _open_read_only(self) -> sqlite3.Connection:  # a simulated journal overrides this
         return open_read_only(self._path)
