@@ -17,8 +17,7 @@ RUN_TTL_LEAST = 60.0  # seconds that a run without nodes stays, at least, even i
 
 async def obtain_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
     """Return the run's own lease; grant it if there is none. The key `keys.lease` is on it, with its TTL as value."""
-    lease = lease_in(store, await store.get(keys.lease))
-    if lease is None:
+    if (lease := lease_in(store, await store.get(keys.lease))) is None:
         grant = run_grant(keys, closed_ttl, most=store.lease_ttl_max)
         try:
             made = await store.transact(then=(run_lease_put(keys, grant),), grants=(grant,))

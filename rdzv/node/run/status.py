@@ -350,8 +350,7 @@ def _wait_reason(head: Head, *, members: int, waiting: int, elapsed: float | Non
 
 
 def _last_call_left(head: Head, elapsed: float) -> float | None:
-    assert head.progress is not None, "only a report can say that it is the last call"
-    left = head.progress.last_call_left
+    left = head.progress.last_call_left if head.progress is not None else None
     return None if left is None else max(left - elapsed, 0.0)
 
 
@@ -406,5 +405,4 @@ def _progress_age(head: Head, now: float, time_of_day: float) -> float:
 
 def _unreported_round(head: Head) -> Round | None:
     """Return the last round if it was committed after the run's progress was written."""
-    unreported = head.round is not None and (head.progress is None or head.progress.round < head.round.number)
-    return head.round if unreported else None
+    return None if head.progress and head.round and head.progress.round >= head.round.number else head.round
