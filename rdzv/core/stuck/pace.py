@@ -67,7 +67,8 @@ def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) 
     newest, age = max(at.values()), min(one.age for one in begun.values())
     rates = [one.rate for one in begun.values() if one.rate > 0]
     rate = median_low(rates) if rates else 0.0
-    limit = SHOWN_PART * stall_timeout if stall_timeout else max(STUCK_AFTER, STUCK_STEPS / rate if rate else 0.0)
+    longest = max(STUCK_AFTER, STUCK_STEPS / rate) if rate else STUCK_AFTER
+    limit = SHOWN_PART * stall_timeout if stall_timeout else longest
     # While a member is busy or disconnected, no member is stuck, as other members may wait for that one.
     excused = any(one.busy or one.away for one in steps.values())
     quiet = {} if excused else {name: one for name, one in begun.items() if one.age >= limit and not one.first}
