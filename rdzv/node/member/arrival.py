@@ -101,7 +101,6 @@ class Arrival(Generic[L]):
 
     def on_refused(self) -> None:
         """Handle the store's refusal of the sent record."""
-        self._sent = None
         self._apply(ArrivalEvent.REFUSED if self.record is None else ArrivalEvent.KEPT)
 
     def on_accepted(self) -> None:

@@ -243,7 +243,7 @@ async def new_record(part: NodeState, link: StoreSession) -> NodeRecord:
     settings, store = part.settings, link.store
     address, sends_from, store_at, server, machine = settings.address, "", "", "", ""
     if address is None:
-        if settings.endpoint.info.family == "tcp" and not link.store.connected:
+        if settings.endpoint.info.family == "tcp":
             # Wait for the address that the store sees, as other hosts may not resolve this host's name.
             await link.wait_until_connected(within=math.inf)
         if link.store.failure is not None:
