@@ -38,7 +38,7 @@ def make_process_folder(prefix: str) -> Path:
             found = other.stat(follow_symlinks=False)
             if other != folder and found.st_uid == os.getuid() and abs(time.time() - found.st_mtime) > LEFT_AFTER:
                 os.close(_lock_folder(other))
-                shutil.rmtree(other)
+                shutil.rmtree(other, ignore_errors=True)
     return folder
 
 
