@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rdzv.core.stored import Stored
-from store.net.dialing import describe
+from store.net.dialing import error_text
 from store.net.sockets import listen_on
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ async def find_bootstrap_problem(round: Round, rank: int) -> str:
             try:
                 reader, writer = await asyncio.open_connection(round.host, round.port)
             except OSError as error:
-                problem = problem if reached else describe(error)
+                problem = problem if reached else error_text(error)
             else:
                 reached, problem = True, "it was reached, and has not seen all the others come"
                 with contextlib.closing(writer), contextlib.suppress(OSError):

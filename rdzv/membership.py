@@ -9,7 +9,7 @@ from rdzv.core.state import Change, Draining, Dropped, Head, NodesLeft, NodesLos
 from rdzv.core.stopping import Resized, StepGate
 from rdzv.listeners import Listeners
 from store import when
-from store.errors import OfThisProcess
+from store.errors import NotPicklable
 from store.printable import make_logger
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _InfoBase(OfThisProcess, tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tuple cannot have slots
+class _InfoBase(NotPicklable, tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tuple cannot have slots
     run_id: str
     round: int
     node_id: str
@@ -216,13 +216,13 @@ class _OneTimeListener(Generic[T]):
                 log.exception("a callback of a round has failed")
 
 
-def _details_of_missing(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+def _addresses_and_reasons(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
     missing = [one for one in progress.absent.missing if one.node_id in node_ids]
     addresses = {one.node_id: one.address for one in missing if one.address}
     return addresses, {one.node_id: one.why for one in missing if one.why}
 
 
-def is_round_too_large(round: Round, resized: Resized | None) -> bool:
+def round_exceeds_max_nodes(round: Round, resized: Resized | None) -> bool:
     """Return True if a resize has made the maximum smaller than this round: its members should meet again."""
     return resized is not None and resized.revision > round.revision and round.size > resized.max_nodes
 
@@ -240,11 +240,11 @@ def unreported_changes(
     if round is not None and progress is not None and progress.round == round.number:
         if progress.lost and node_id not in progress.lost_ids:
             all_of_it.append(
-                NodesLost(progress.lost, progress.lost_ids, *_details_of_missing(progress, progress.lost_ids))
+                NodesLost(progress.lost, progress.lost_ids, *_addresses_and_reasons(progress, progress.lost_ids))
             )
         if progress.departed:
             ids = progress.departed_ids
-            all_of_it.append(NodesLeft(progress.departed, ids, *_details_of_missing(progress, ids)))
+            all_of_it.append(NodesLeft(progress.departed, ids, *_addresses_and_reasons(progress, ids)))
         if progress.waiting or any(isinstance(change, NodesWaiting) for change in seen):
             all_of_it.append(NodesWaiting(progress.waiting))
         # `Draining` names only members, although waiting nodes and former members may be drained, too.

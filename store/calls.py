@@ -67,7 +67,7 @@ def _lease_id_of(lease: LeaseLike | int | None) -> int | None:
     return getattr(lease, "id", lease)  # type: ignore[arg-type]  # the request rejects other types
 
 
-def _with_when(request: Request[R], when: Iterable[Condition]) -> Request[R]:
+def _with_conditions(request: Request[R], when: Iterable[Condition]) -> Request[R]:
     conditions = tuple(when)
     return messages.Guarded(when=conditions, request=request) if conditions else request
 
@@ -155,7 +155,7 @@ class Calls(ABC):
     ) -> int:
         """Write a key and return the revision; the key is deleted after `ttl` seconds, or when `lease` ends."""
         request = messages.Put(key, value, ttl, _lease_id_of(lease))
-        return (await self.call(_with_when(request, when), timeout=timeout)).revision
+        return (await self.call(_with_conditions(request, when), timeout=timeout)).revision
 
     async def get(self, key: str, *, timeout: float | None = None) -> Entry | None:
         """Return the entry of a key, or None."""
@@ -175,7 +175,7 @@ class Calls(ABC):
 
     async def delete(self, key: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> bool:
         """Delete a key; return False if it did not exist."""
-        return (await self.call(_with_when(messages.Delete(key), when), timeout=timeout)).count > 0
+        return (await self.call(_with_conditions(messages.Delete(key), when), timeout=timeout)).count > 0
 
     async def delete_prefix(self, prefix: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
         """Delete all keys that start with `prefix`; return their number.
@@ -186,12 +186,12 @@ class Calls(ABC):
         """
         left, when = self._timeout_countdown(timeout), tuple(when)
         with contextlib.suppress(LimitExceeded):
-            return (await self.call(_with_when(messages.DeletePrefix(prefix=prefix), when), timeout=left())).count
+            return (await self.call(_with_conditions(messages.DeletePrefix(prefix=prefix), when), timeout=left())).count
         request: Request[messages.DeletedOlder | messages.Counted] = messages.DeleteOlder(prefix=prefix)
         total = 0
         while True:
             try:
-                done = await self.call(_with_when(request, when), timeout=left())
+                done = await self.call(_with_conditions(request, when), timeout=left())
             except Unsupported:  # an older server: delete the keys that exist at each step
                 request = messages.DeletePrefix(prefix=prefix, at_most=DELETED_AT_ONCE)
                 continue
@@ -233,17 +233,17 @@ class Calls(ABC):
             ttl=ttl,
             lease=_lease_id_of(lease),
         )
-        return await self.call(_with_when(request, when), timeout=timeout)
+        return await self.call(_with_conditions(request, when), timeout=timeout)
 
     async def add(self, key: str, amount: int, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
         """Add to a key's decimal ASCII number, a missing key counting from 0; return the sum."""
-        return (await self.call(_with_when(messages.Add(key, amount, None), when), timeout=timeout)).value
+        return (await self.call(_with_conditions(messages.Add(key, amount, None), when), timeout=timeout)).value
 
     async def append(
         self, key: str, value: bytes, *, when: Iterable[Condition] = (), timeout: float | None = None
     ) -> int:
         """Append to a key's value, a missing key counting as empty; return the new length in bytes."""
-        return (await self.call(_with_when(messages.Append(key, value), when), timeout=timeout)).value
+        return (await self.call(_with_conditions(messages.Append(key, value), when), timeout=timeout)).value
 
     async def transact(
         self,
@@ -267,7 +267,7 @@ class Calls(ABC):
     async def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:
         """Wait until all keys exist, and return their entries; raise `ConditionFailed` once a condition is false."""
         return _existing(
-            (await self.call(_with_when(messages.Wait(keys=_as_keys(keys)), when), timeout=timeout)).entries
+            (await self.call(_with_conditions(messages.Wait(keys=_as_keys(keys)), when), timeout=timeout)).entries
         )
 
     async def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> Lease:
@@ -382,7 +382,7 @@ def run_synchronously(work: Awaitable[T]) -> T:
 
 class _HasTwin(Protocol[A_co]):
     @property
-    def _as_async(self) -> A_co: ...
+    def _async_view(self) -> A_co: ...
 
 
 def blocking(call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_HasTwin[A], P], T]:
@@ -390,7 +390,7 @@ def blocking(call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Calla
 
     @functools.wraps(call)
     def method(self: _HasTwin[A], /, *arguments: P.args, **keywords: P.kwargs) -> T:
-        return run_synchronously(call(self._as_async, *arguments, **keywords))
+        return run_synchronously(call(self._async_view, *arguments, **keywords))
 
     return method
 
@@ -469,7 +469,7 @@ class BlockingCalls(ABC):
         """Return a lease that a thread renews during `with`; arguments as in `grant`."""
 
     @property
-    def _as_async(self) -> Calls:
+    def _async_view(self) -> Calls:
         return BlockingAsAsync(self)
 
     put = blocking(Calls.put)
@@ -491,7 +491,7 @@ class BlockingCalls(ABC):
 
     def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingLease:
         """See `Calls.grant`."""
-        granted = run_synchronously(self._as_async.grant(ttl, **terms))
+        granted = run_synchronously(self._async_view.grant(ttl, **terms))
         return BlockingLease(self, id=granted.id, ttl=granted.ttl)
 
     def __enter__(self) -> Self:
@@ -504,10 +504,10 @@ class BlockingCalls(ABC):
 class BlockingLease:
     """The blocking twin of `Lease`."""
 
-    __slots__ = ("_as_async", "id", "ttl")
+    __slots__ = ("_async_view", "id", "ttl")
 
     def __init__(self, store: BlockingCalls, *, id: int, ttl: float) -> None:
-        self._as_async = Lease(BlockingAsAsync(store), id=id, ttl=ttl)
+        self._async_view = Lease(BlockingAsAsync(store), id=id, ttl=ttl)
         self.id: int = id
         self.ttl: float = ttl  # as granted
 

@@ -51,7 +51,7 @@ async def connect(
         ProtocolError: The server is not a store, or a store of another version.
         ImportError: The URL is of etcd, and the extra `etcd` is not installed.
     """
-    secret = checked_credentials(url, token=token, user=user, password=password, timeout=timeout)
+    secret = checked_token_bytes(url, token=token, user=user, password=password, timeout=timeout)
     if is_etcd(url):
         from store.etcd import client as etcd
         from store.etcd.codec import Cluster
@@ -66,7 +66,7 @@ async def connect(
         yield own
 
 
-def checked_credentials(
+def checked_token_bytes(
     url: str, *, token: str | bytes | None, user: str | None, password: str | None, timeout: float
 ) -> bytes | None:
     """Return the token as bytes; reject a wrong timeout, and credentials that this kind of store would ignore."""

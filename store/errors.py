@@ -79,7 +79,7 @@ def unsent_error(error: StoreError) -> StoreError:
     return type(error)(str(error))
 
 
-class OfThisProcess:
+class NotPicklable:
     """The base of objects that use this process's connections or threads: they can be neither copied nor pickled."""
 
     def __reduce__(self) -> NoReturn:

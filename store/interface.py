@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from store.calls import BlockingCalls, BlockingLease, Calls, Lease, LeaseLike
-from store.errors import OfThisProcess, unsent_error
+from store.errors import NotPicklable, unsent_error
 from store.keeping import BlockingKeptLease, HeldLease, KeptLeases, kept_lease
 from store.net.process import check_loop, check_not_forked
 
@@ -68,7 +68,7 @@ class Watch(ABC):
                 yield event
 
 
-class Store(OfThisProcess, Calls):
+class Store(NotPicklable, Calls):
     """A key-value store, for async callers.
 
     A call raises `StoreTimeoutError` after `timeout` seconds, `ConnectionLost` without an answer, `StoreReplaced` if
@@ -175,7 +175,7 @@ class BlockingWatch(ABC):
             yield from rest
 
 
-class BlockingStore(OfThisProcess, BlockingCalls):
+class BlockingStore(NotPicklable, BlockingCalls):
     """The blocking twin of `Store`; safe to use from several threads."""
 
     operations_max: int = Store.operations_max

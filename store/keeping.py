@@ -109,10 +109,10 @@ class KeptLeases:
         self.kept: dict[HeldLease, None] = {}
         if store.cuts is not None:
             store.cuts.listeners[self._handle_disconnect] = None
-        store.on_connection_change(self._handle_connection_change)
+        store.on_connection_change(self._renew_if_connected)
         store.cap_retry_pauses(lambda: min((lease.valid_until for lease in self.kept), default=math.inf) - store.time())
 
-    def _handle_connection_change(self, connected: bool) -> None:
+    def _renew_if_connected(self, connected: bool) -> None:
         if connected or self.store.failure is not None:
             self.renew_now()
 
@@ -157,7 +157,7 @@ class KeptLeases:
             self.note_answer()
         return was_kept
 
-    def note_sent(self, sent_at: float) -> None:
+    def note_keep_alive_sent(self, sent_at: float) -> None:
         """Note that a keep-alive was sent."""
         if self._silence is None and self.on_silence is not None:
             self._silence = asyncio.get_running_loop().call_later(UNANSWERED, self.on_silence, sent_at)
@@ -254,8 +254,8 @@ class HeldLease:
             self._wanted = False
             if sent_at < belief.until:
                 try:
-                    said = _lease_note(note, sent_at - belief.renewed_at > renew_every + LATE)
-                    keeping.note_sent(sent_at)
+                    said = _try_make_note(note, sent_at - belief.renewed_at > renew_every + LATE)
+                    keeping.note_keep_alive_sent(sent_at)
                     await self._lease.keep_alive(note=said, timeout=max(belief.until - sent_at, 0.001))
                     keeping.note_answer()
                     belief.note_renewal(sent_at, slept, cut_before=now())
@@ -275,7 +275,7 @@ class HeldLease:
     def check(self) -> None:
         """Raise `LeaseNotFound` if the lease is lost."""
         self._check_expiry()
-        _raise_if_lost(self.id, self.lost)
+        _raise_if_lease_lost(self.id, self.lost)
 
     async def _sleep_until_woken(self, seconds: float) -> None:
         self._sleeping = asyncio.get_running_loop().create_future()
@@ -334,7 +334,7 @@ def _release_timeout(ended_with: type[BaseException] | None) -> float:
     return RELEASE_SOON if did_not_answer else RELEASE_WITHIN
 
 
-def _raise_if_lost(lease: int, lost: str | None) -> None:
+def _raise_if_lease_lost(lease: int, lost: str | None) -> None:
     if lost is not None:
         raise LeaseNotFound(f"lease {lease} is lost: {lost}; its keys may have another holder")
 
@@ -468,7 +468,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
 
     def check(self) -> None:
         """Raise `LeaseNotFound` if the lease is lost."""
-        _raise_if_lost(self.id, self.lost)
+        _raise_if_lease_lost(self.id, self.lost)
 
     def __enter__(self) -> Self:
         keeper = self._keeper
@@ -489,10 +489,10 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
         if self._made_in is process_identity():  # this process has the thread; a forked child has not
             self._keeper.over.wait(_release_timeout(kind))
         if kind is None:
-            _raise_if_lost(self.id, lost)
+            _raise_if_lease_lost(self.id, lost)
 
 
-def _lease_note(note: NoteOf | None, away: bool) -> bytes:
+def _try_make_note(note: NoteOf | None, away: bool) -> bytes:
     try:
         said = b"" if note is None else note(away)
     except Exception:

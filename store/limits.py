@@ -13,7 +13,7 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
-def _limit(default: float, help: str, *, past: str, used: str | None = None) -> Any:
+def _limit_field(default: float, help: str, *, past: str, used: str | None = None) -> Any:
     """Return a field for a limit; `past` is the effect beyond it, `used` the figure of `stats` that it bounds."""
     return field(default=default, metadata={"help": help, "past": past, "used": used})
 
@@ -22,45 +22,45 @@ def _limit(default: float, help: str, *, past: str, used: str | None = None) -> 
 class Limits:
     """The limits of a server, in bytes, counts or seconds; docs/limits.md explains them."""
 
-    frame_bytes_max: int = _limit(
+    frame_bytes_max: int = _limit_field(
         64 * MIB,
         "One message on the wire. It bounds the size of a transaction, an answer and a value.",
         past="`LimitExceeded` from the client; a connection that sends one all the same is closed",
     )
-    value_bytes_max: int = _limit(
+    value_bytes_max: int = _limit_field(
         32 * MIB,
         "One value. Pickled objects that a job broadcasts pass through here, so it is generous.",
         past="`LimitExceeded`",
     )
-    keys_max: int = _limit(1_000_000, "Keys in the store.", past="`LimitExceeded` for new keys", used="keys")
-    stored_bytes_max: int = _limit(
+    keys_max: int = _limit_field(1_000_000, "Keys in the store.", past="`LimitExceeded` for new keys", used="keys")
+    stored_bytes_max: int = _limit_field(
         1024 * MIB,
         "All keys and values together, each counted with its bookkeeping.",
         past="`LimitExceeded` for requests that would add to it",
         used="stored_bytes",
     )
-    group_keys_max: int = _limit(
+    group_keys_max: int = _limit_field(
         500_000,
         "Keys of one group, those of one run: all that have the same first two parts, between slashes.",
         past="`LimitExceeded` for new keys",
     )
-    group_bytes_max: int = _limit(
+    group_bytes_max: int = _limit_field(
         512 * MIB,
         "Keys and values of one group, so that one run cannot take the room of all.",
         past="`LimitExceeded` for requests that would add to it",
     )
-    history_bytes_max: int = _limit(
+    history_bytes_max: int = _limit_field(
         64 * MIB,
         "Past changes kept so that watches can resume; the oldest go first.",
         past="watches that come back too late are reset, or end with `WatchCompacted`",
     )
-    outbox_bytes_max: int = _limit(
+    outbox_bytes_max: int = _limit_field(
         64 * MIB,
         "The messages that wait for one slow reader, with their bookkeeping. A message to several readers counts for "
         "each of them here, and once in `memory_bytes_max`.",
         past="its watches end, and resume later; its parked waits get `LimitExceeded`; its requests wait",
     )
-    memory_bytes_max: int = _limit(
+    memory_bytes_max: int = _limit_field(
         2048 * MIB,
         "All of it together: keys and values, leases, `history_bytes_max`, replies, watches and waits, what "
         "connections have sent and are to be sent, what awaits the disk, and 8 KiB for each connection, 32 with TLS.",
@@ -68,27 +68,27 @@ class Limits:
         "clients come back and resume",
         used="memory_bytes",
     )
-    connections_max: int = _limit(
+    connections_max: int = _limit_field(
         32_768,
         "Connections, those that have not said hello yet included.",
         past="refused; the client says so, and tries again until its time is up",
         used="connections",
     )
-    address_connections_max: int = _limit(
+    address_connections_max: int = _limit_field(
         8_192,
         "Connections of one address, loopback excepted.",
         past="refused; clients say so, and try again until their time is up",
     )
-    leases_max: int = _limit(200_000, "Leases.", past="`LimitExceeded`", used="leases")
-    lease_ttl_max: float = _limit(
+    leases_max: int = _limit_field(200_000, "Leases.", past="`LimitExceeded`", used="leases")
+    lease_ttl_max: float = _limit_field(
         10 * 86_400.0, "The longest lease; long enough for a closed run's day.", past="`LimitExceeded`"
     )
-    session_ttl: float = _limit(
+    session_ttl: float = _limit_field(
         300.0,
         "How long a session without a connection is kept for its client to come back.",
         past="a write that was under way gets `ConnectionLost` with `maybe_applied=True`",
     )
-    handshake_timeout: float = _limit(
+    handshake_timeout: float = _limit_field(
         10.0,
         "How long a connection may take for TLS, and then to say hello and prove the token.",
         past="the connection is closed; its client says so, and tries again until its time is up",

@@ -538,7 +538,7 @@ RESPONSES: dict[int, type[Response]] = {kind.code: kind for kind in Response.__s
 """All responses and requests, by code."""
 
 
-def checked(request: Request[Any]) -> Request[Any]:
+def validate_request(request: Request[Any]) -> Request[Any]:
     """Return a request ready to be sent; raise `StoreUsageError` if it is no request, or a field is invalid."""
     if REQUESTS.get(getattr(request, "code", 0)) is not type(request):
         raise errors.StoreUsageError(f"{brief(request)} is no request")

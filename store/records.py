@@ -119,23 +119,23 @@ def _kind_of(type_: Any) -> _FieldKind:
             _Array(_kind_of(arguments[0])) if arguments[1:] == (...,) else _tuple_kind(list(map(_kind_of, arguments)))
         )
     if origin in (dict, Mapping):
-        return _mapping_kind(*map(_kind_of, arguments))
+        return _mapping_field_kind(*map(_kind_of, arguments))
     if origin is Literal:
-        return _exact_kind(type(arguments[0]))
+        return _exact_type_kind(type(arguments[0]))
     if _is_record(type_):
         return UnionKind((type_,))
     if type_ is Any:
         return _FieldKind(lambda value: value)
     if issubclass(type_, IntEnum):
         return _int_enum_kind(type_)
-    return _text_enum_kind(type_) if issubclass(type_, StrEnum) else _exact_kind(type_)
+    return _text_enum_kind(type_) if issubclass(type_, StrEnum) else _exact_type_kind(type_)
 
 
 def _is_record(type_: Any) -> bool:
-    return isinstance(get_origin(type_) or type_, RecordType)
+    return isinstance(get_origin(type_) or type_, RecordMeta)
 
 
-def _exact_kind(type_: type) -> _FieldKind:
+def _exact_type_kind(type_: type) -> _FieldKind:
     also = _ALSO.get(type_, (type_,))
 
     def read(value: Any) -> Any:
@@ -187,7 +187,7 @@ def _tuple_kind(kinds: list[_FieldKind]) -> _FieldKind:
     return _FieldKind(read)
 
 
-def _mapping_kind(name: _FieldKind, what: _FieldKind) -> _FieldKind:
+def _mapping_field_kind(name: _FieldKind, what: _FieldKind) -> _FieldKind:
     def read(value: Any) -> dict[Any, Any]:
         if not isinstance(value, dict | types.MappingProxyType):
             raise _WrongType
@@ -337,12 +337,12 @@ class _RecordFields:
 
 
 @dataclass_transform(frozen_default=True)
-class RecordType(type):
+class RecordMeta(type):
     """Makes a tuple with named fields from a class."""
 
     def __new__(
         cls, name: str, bases: tuple[type, ...], body: dict[str, Any], *, code: int | None = None, **_: bool
-    ) -> RecordType:
+    ) -> RecordMeta:
         """Make the class; `kw_only=True` is for type checkers."""
         made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body})
         fields = tuple(each for each, said in made.__annotations__.items() if not str(said).startswith("ClassVar"))
@@ -357,13 +357,13 @@ class RecordType(type):
         made.__new__ = eval(f"lambda cls{taken}: new(cls, ({values}))", {"new": _new, "defaults": made.defaults})  # noqa: S307
         shape = _RecordFields(made)
         made.read, made.read_in_steps = shape.read, shape.read_in_steps
-        return cast("RecordType", made)
+        return cast("RecordMeta", made)
 
     def __dir__(cls) -> list[str]:
         """Return the names that callers use, without the methods that read, check and pack records."""
         machinery = {"field_error"}
         for base in cls.__mro__:
-            if isinstance(base, RecordType) and not cast("type[Record]", base).fields:
+            if isinstance(base, RecordMeta) and not cast("type[Record]", base).fields:
                 machinery |= vars(base).keys()
         machinery -= {"replace", *cast("type[Record]", cls).fields}
         return [name for name in super().__dir__() if name.startswith("_") or name not in machinery]
@@ -375,7 +375,7 @@ else:
     _Base = tuple
 
 
-class Record(_Base, metaclass=RecordType):
+class Record(_Base, metaclass=RecordMeta):
     """Base of records, with the names of the fields, the defaults of the last fields, and the code, or None."""
 
     if TYPE_CHECKING:

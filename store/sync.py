@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from store.client.blocking import Client, Watch
-from store.connecting import checked_credentials, is_etcd
+from store.connecting import checked_token_bytes, is_etcd
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Ping
 from store.net.address import Address
@@ -39,7 +39,7 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Iterator[Client]:
     """Connect to a store; the blocking twin of `store.connect`."""
-    secret = checked_credentials(url, token=token, user=user, password=password, timeout=timeout)
+    secret = checked_token_bytes(url, token=token, user=user, password=password, timeout=timeout)
     client: Client
     if is_etcd(url):
         from store.etcd import blocking as etcd_sync

@@ -14,7 +14,7 @@ __all__ = ["create_revision", "exists", "missing", "mod_revision", "value", "val
 
 
 @dataclass(slots=True, eq=False)
-class _Term:  # noqa: PLW1641  it does not compare, so it is no dictionary key
+class _ConditionBuilder:  # noqa: PLW1641  it does not compare, so it is no dictionary key
     _key: str
     _target: Target
     _kind: type[int | bytes]
@@ -31,24 +31,24 @@ class _Term:  # noqa: PLW1641  it does not compare, so it is no dictionary key
         raise TypeError("a condition cannot be negated: use ==, exists or missing")
 
 
-def mod_revision(key: str) -> _Term:
+def mod_revision(key: str) -> _ConditionBuilder:
     """Return a term for the revision at which `key` was last changed; 0 if it does not exist."""
-    return _Term(key, Target.MOD_REVISION, int)
+    return _ConditionBuilder(key, Target.MOD_REVISION, int)
 
 
-def create_revision(key: str) -> _Term:
+def create_revision(key: str) -> _ConditionBuilder:
     """Return a term for the revision at which `key` was created; 0 if it does not exist."""
-    return _Term(key, Target.CREATE_REVISION, int)
+    return _ConditionBuilder(key, Target.CREATE_REVISION, int)
 
 
-def value(key: str) -> _Term:
+def value(key: str) -> _ConditionBuilder:
     """Return a term for the value of `key`; a missing key equals no value."""
-    return _Term(key, Target.VALUE, bytes)
+    return _ConditionBuilder(key, Target.VALUE, bytes)
 
 
-def value_if_any(key: str) -> _Term:
+def value_if_any(key: str) -> _ConditionBuilder:
     """Return a term for the value of `key`; a missing key equals any value."""
-    return _Term(key, Target.VALUE_IF_ANY, bytes)
+    return _ConditionBuilder(key, Target.VALUE_IF_ANY, bytes)
 
 
 def exists(key: str) -> Condition:

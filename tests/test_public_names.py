@@ -21,7 +21,7 @@ PAGES = (ROOT / "docs" / "api.rst").read_text(encoding="utf-8").split()
 MODULES = ("rdzv", "rdzv.sync", "rdzv.testing", "rdzv.torch", "store", "store.recipes", "store.sync", "store.when")
 OF_THE_INSIDE = {
     *("Account", "Call", "AnnouncedDrain", "Membership"),  # of a handler, for the drivers of its rounds
-    *("Calls", "Request", "Node", "_Term"),  # bases and parts of public classes, which callers never name
+    *("Calls", "Request", "Node", "_ConditionBuilder"),  # bases and parts of public classes, which callers never name
     *("Engine", "Peer", "EndWhenAlone"),  # of a `Server`, for code in its own process
     *("ClientContext", "Serving"),  # an `ssl.SSLContext`; the context of a server in a thread
     *("AwaitableResult", "Keys", "LeaseLike"),  # names of plain types

@@ -74,7 +74,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     if not ours and not insist:
         raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
     with contextlib.suppress(CannotProbeError):  # the server's own listening then fails, too
-        if find_listening(ours):
+        if find_accepting_targets(ours):
             raise OSError(errno.EADDRINUSE, "the port is already in use")
     if not ours and not may_be_open:
         raise OSError(
@@ -82,12 +82,12 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
             "it is no address of this machine. If a Service or NAT forwards it to this machine, the store has to "
             "listen on every address: give the run a token or mutual TLS, or say insecure=1",
         )
-    accepting = find_listening(others)
+    accepting = find_accepting_targets(others)
     if accepting:
         raise HostedElsewhereError(f"{host}:{port} is served at {join_hosts(accepting)} already")
     if not ours:
         return BindAddress("", indirect=True)
-    here = find_listening(others, listen_on=port) if others else ()
+    here = find_accepting_targets(others, listen_on=port) if others else ()
     foreign = tuple(target for target in others if target not in here)
     with contextlib.suppress(ValueError):  # ValueError: `host` is a name
         if host != "localhost":
@@ -132,7 +132,7 @@ def _can_be_bound(target: Target) -> bool:
     return True
 
 
-def find_listening(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Target]:
+def find_accepting_targets(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Target]:
     """Connect to all targets concurrently, and return those that accept.
 
     With `listen_on`, listen at that port, and return only the targets whose connections arrive here, with a
@@ -173,7 +173,7 @@ def find_listening(targets: Sequence[Target], *, listen_on: int | None = None) -
                     continue
                 selector.unregister(sock)
                 if what == "caller":
-                    arrived = _identify_target(word, sock)
+                    arrived = _read_target_number(word, sock)
                     reached |= arrived & dialled
                     dialled -= arrived
                 elif sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -192,7 +192,7 @@ def _raise_if_out_of_resources(error: OSError) -> None:
         raise CannotProbeError(f"this machine cannot ask where the store is: {lack}") from error
 
 
-def _identify_target(word: bytes, sock: socket.socket) -> set[int]:
+def _read_target_number(word: bytes, sock: socket.socket) -> set[int]:
     """Read the random `word` and a target's number; return that number; an empty set from a foreign connection."""
     with contextlib.suppress(OSError):
         got = sock.recv(TOKEN_BYTES + 2)

@@ -130,15 +130,15 @@ def make_client(settings: Settings, credentials: Credentials, **options: Any) ->
 def _make_dial(settings: Settings, credentials: Credentials) -> TcpDialer:
     if settings.endpoint.has_successors:
         return MultiHostDial(settings, credentials)
-    return TcpDialer(_store_address(settings), credentials.client_tls(), renew=credentials.renew)
+    return TcpDialer(_single_host_address(settings), credentials.client_tls(), renew=credentials.renew)
 
 
 def _tcp_client(dial: TcpDialer, settings: Settings, credentials: Credentials, **options: Any) -> Client:
-    name = settings.endpoint.url if settings.endpoint.has_successors else str(_store_address(settings))
+    name = settings.endpoint.url if settings.endpoint.has_successors else str(_single_host_address(settings))
     return Client(dial, name=name, token=lambda: credentials.token, **options)
 
 
-def _store_address(settings: Settings) -> Address:
+def _single_host_address(settings: Settings) -> Address:
     ((host, port),) = settings.endpoint.hosts
     return Address(host=host, port=port, secure=settings.uses_tls)
 
@@ -188,7 +188,7 @@ class _TcpConnector:
         if isinstance(self._dial, MultiHostDial) and self._dial.found is None:
             wait_for_serving_host(self._dial, within=CALL_TIMEOUT)
         return store.sync.Client(
-            _store_address(self._settings_of_found_host()),
+            _single_host_address(self._settings_of_found_host()),
             token=lambda: credentials.token,
             tls=credentials.client_tls(),
             renew=credentials.renew,

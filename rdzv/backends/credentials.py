@@ -120,12 +120,12 @@ class Credentials:
             return None
         context = self._server_tls = self._load_server_context(settings.cert)
 
-        def use_current_context(connection: Any, *_: object) -> None:
+        def set_current_tls_context(connection: Any, *_: object) -> None:
             if renews:
                 self._renew()
             connection.context = self._server_tls
 
-        context.sni_callback = use_current_context  # called even if the client names no server
+        context.sni_callback = set_current_tls_context  # called even if the client names no server
         return context
 
     def _load_server_context(self, cert: str) -> ssl.SSLContext:

@@ -17,8 +17,8 @@ from rdzv.core.hosts.succession import Answer
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousStateError
 from store.errors import ProtocolError
 from store.limits import is_loopback
-from store.net.address import Address, host_and_port
-from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDialer, describe, exhausted_limit, reload_tls
+from store.net.address import Address, join_host_port
+from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDialer, error_text, exhausted_limit, reload_tls
 from store.net.racing import Addresses, connect_async, resolve_async
 from store.net.sockets import port_shortage
 from store.net.tasks import run_together
@@ -51,7 +51,9 @@ class HostReply(NamedTuple):
     generation: int = 1  # of a store that serves; see docs/protocol.md
 
     def __str__(self) -> str:
-        more = f"generation {self.generation}" if self.answer is Answer.SERVES else self.error and describe(self.error)
+        more = (
+            f"generation {self.generation}" if self.answer is Answer.SERVES else self.error and error_text(self.error)
+        )
         return f"{self.answer.value} ({more})" if more else self.answer.value
 
 
@@ -63,7 +65,7 @@ class Host:
         self.addresses: Addresses = Addresses(address.host, address.port)
 
     def __str__(self) -> str:
-        return host_and_port(self.address.host, self.address.port)
+        return join_host_port(self.address.host, self.address.port)
 
     async def ask(
         self,
@@ -88,10 +90,10 @@ class Host:
                 dead = f"{address[0]}: no answer; if that address alone is dead, take it off the name"
                 no_answer = OSError(dead) if len(found) > 1 else None
                 replies.append(HostReply(Answer.SILENT, error=no_answer))
-            await _ask_until_one_serves(replies, [partial(self._ask_at, one, tls, own, word) for one in found])
+            await _ask_until_one_serves(replies, [partial(self._query_address, one, tls, own, word) for one in found])
         return min(replies, default=HostReply(Answer.SILENT), key=lambda it: PRECEDENCE.get(it.answer, len(PRECEDENCE)))
 
-    async def _ask_at(
+    async def _query_address(
         self, resolved: Resolved, tls: ssl.SSLContext | None, own: str, word: LostReport | None
     ) -> HostReply:
         """Connect to one address, and read the first message."""
@@ -189,7 +191,7 @@ async def _ask_until_one_serves(
             asking.start_soon(ask, place)
 
 
-def raise_local_error(found: Sequence[HostReply], *kinds: type[Exception]) -> None:
+def raise_first_error(found: Sequence[HostReply], *kinds: type[Exception]) -> None:
     """Raise the first error of these kinds, or due to an exhausted limit of this process, if any."""
     for error in (asked.error for asked in found):
         if error is not None and (isinstance(error, kinds) or exhausted_limit(error)):
@@ -203,7 +205,7 @@ def explain_no_host_serves(hosts: Sequence[Host], found: Sequence[HostReply]) ->
     waiting = ", ".join(str(host) for host, asked in of if asked.answer is Answer.CANDIDATE)
     if not silent:
         return f"{waiting or 'the next host'} is about to serve"
-    named = ", ".join(f"{host}{f' ({describe(error)})' if error is not None else ''}" for host, error in silent)
+    named = ", ".join(f"{host}{f' ({error_text(error)})' if error is not None else ''}" for host, error in silent)
     wait = f", and {waiting} waits for it to refuse" if waiting else ""
     return f"{named} does not answer{wait}; it may be at work. If it is off: rdzv lost URL {silent[0][0]}"
 
@@ -229,7 +231,7 @@ class MultiHostDial(TcpDialer):
             return
         if all(asked.answer in {Answer.REFUSED, Answer.ENDED} for asked in found):
             raise ConnectionRefusedError
-        raise_local_error(found, ssl.SSLError)  # the client explains TLS errors
+        raise_first_error(found, ssl.SSLError)  # the client explains TLS errors
         raise RefusedByStore(explain_no_host_serves(self.hosts, found))
 
 
@@ -243,7 +245,7 @@ def wait_for_serving_host(dial: MultiHostDial, *, within: float) -> None:
                 try:
                     await dial.choose_addresses(await reload_tls(dial.tls, dial.renew))
                 except OSError as error:
-                    problem = describe(error)
+                    problem = error_text(error)
                     await anyio.sleep(ASK_AGAIN_AFTER)
         return problem
 

@@ -30,7 +30,7 @@ from rdzv.backends.bind_address import (
     NotResolvedError,
     PortTakenError,
     choose_bind_address,
-    find_listening,
+    find_accepting_targets,
     join_hosts,
 )
 from rdzv.backends.handover import send_nodes_to_next_host
@@ -41,8 +41,8 @@ from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
 from rdzv.node.run.status import read_nodes_of_all_runs
 from store import StoreError, StoreUsageError
-from store.net.address import host_and_port
-from store.net.dialing import describe, exhausted_limit
+from store.net.address import join_host_port
+from store.net.dialing import error_text, exhausted_limit
 from store.net.sockets import listen_on
 from store.net.tasks import cancel_and_wait
 from store.net.threads import Flag, in_thread
@@ -284,7 +284,7 @@ class OneHostStarter(StoreStarter):
                 if (hosted := await in_thread(start_if_needed)) is not None:
                     self._starts.clear()  # `aclose` need not wait for the checks of the started store
                     try:
-                        await self._check_address(hosted)
+                        await self._check_url_leads_here(hosted)
                         if self._settings.data_dir is not None:
                             await self._allow_newcomers_again()
                     except BaseException:
@@ -305,11 +305,11 @@ class OneHostStarter(StoreStarter):
             if self._settled.is_set():
                 return None
 
-    async def _check_address(self, host: HostedStore) -> None:
+    async def _check_url_leads_here(self, host: HostedStore) -> None:
         """Raise an error if the URL leads to another store than this new one, or nowhere."""
         url, foreign = self._settings.endpoint.url, host.bound.foreign
         if not host.bound.indirect:
-            listening = await in_thread(lambda: find_listening(foreign)) if foreign else []
+            listening = await in_thread(lambda: find_accepting_targets(foreign)) if foreign else []
             if listening:
                 raise HostedElsewhereError(f"another node has started a store at {url} at the same moment")
             return
@@ -384,7 +384,7 @@ def host_if_needed(settings: Settings, credentials: Credentials, gives_up: Flag,
         if not insist and error.errno == errno.EADDRNOTAVAIL:
             return None  # the host is another machine
         what = "is_host is set, but the store" if insist else "the store"
-        why = f"{what} cannot be started on {host}:{port}: {exhausted_limit(error) or describe(error)}"
+        why = f"{what} cannot be started on {host}:{port}: {exhausted_limit(error) or error_text(error)}"
         raise (PortTakenError if error.errno == errno.EADDRINUSE else RendezvousConnectionError)(why) from error
 
 
@@ -417,7 +417,7 @@ def serve_store_on(
         else:
             serving, server = serve_embedded(settings, credentials, bound.address, port, listeners)
     except StoreUsageError as error:
-        where = host_and_port(bound.address or "*", port)
+        where = join_host_port(bound.address or "*", port)
         raise RendezvousSettingsError(f"the store cannot be started on {where}: {error}") from None
     log.info("this node hosts the store of run %s at %s", settings.run_id, server.url)
     return HostedStore(server, serving, settings, bound)

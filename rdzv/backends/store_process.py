@@ -24,7 +24,7 @@ from rdzv.backends.credentials import PATHS, Credentials
 from rdzv.backends.handover import hand_over_as_parent_died
 from rdzv.backends.monitoring import serve_embedded
 from rdzv.config.settings import Settings
-from rdzv.display.standard_error import StandardErrorHandler
+from rdzv.display.standard_error import NonBlockingStderrHandler
 from store.net.dialing import exhausted_limit
 from store.net.sockets import close_in_children, unregister
 
@@ -120,7 +120,7 @@ def main(numbers: list[int]) -> None:
 
 def _serve(control: Connection, listeners: Sockets) -> None:
     parent, level, chosen, address, port = control.recv()
-    logging.basicConfig(level=level, handlers=[StandardErrorHandler()])
+    logging.basicConfig(level=level, handlers=[NonBlockingStderrHandler()])
     try:
         credentials = Credentials(settings := Settings(**chosen))
         serving, server = serve_embedded(settings, credentials, address, port, listeners)

@@ -24,14 +24,14 @@ from rdzv.backends.host_queries import (
     MultiHostDial,
     ask_all_hosts,
     explain_no_host_serves,
-    raise_local_error,
+    raise_first_error,
     read_frame,
 )
 from rdzv.backends.hosting import HostedStore, StoreStarter, address_to_listen_on, serve_store_on
 from rdzv.core.hosts.succession import Answer, Candidacy
 from rdzv.errors import RendezvousConnectionError, RendezvousError
 from store import Client, ProtocolError, StoreError
-from store.net.dialing import describe
+from store.net.dialing import error_text
 from store.net.sockets import close_in_children, listen_on, unregister
 from store.net.threads import in_thread
 from store.printable import make_logger
@@ -83,7 +83,7 @@ class HostSuccession(StoreStarter):
             while True:
                 found = await ask_all_hosts(self._hosts, self._tls_context(), within=ANSWERS_WITHIN)
                 if not self._asked.is_set():
-                    raise_local_error(found)
+                    raise_first_error(found)
                 answers = [asked.answer for asked in found]
                 if Answer.SERVES in answers:  # ask again if this node is not connected soon: that host may have died
                     self._asked.set()
@@ -105,7 +105,7 @@ class HostSuccession(StoreStarter):
             self.problem = str(error)
             raise
         except OSError as error:
-            self.problem = f"the store cannot be started at {self._settings.endpoint.url}: {describe(error)}"
+            self.problem = f"the store cannot be started at {self._settings.endpoint.url}: {error_text(error)}"
             raise RendezvousConnectionError(self.problem) from error
 
     async def _give_way_to_later_store(self, host: HostedStore) -> None:
@@ -174,7 +174,7 @@ class HostSuccession(StoreStarter):
             unless_served.callback(unregister, self)
             for sock in sockets:
                 unless_served.enter_context(sock)
-            async with self._answer_callers(sockets, name := secrets.token_hex(8)):
+            async with self._answer_as_candidate(sockets, name := secrets.token_hex(8)):
                 may_serve = await self._confirm_no_host_serves(place, name)
             if may_serve:
                 where = (bound, port, sockets, self._gives_up)
@@ -209,11 +209,11 @@ class HostSuccession(StoreStarter):
         return True
 
     @contextlib.asynccontextmanager
-    async def _answer_callers(self, sockets: Sequence[socket.socket], name: str) -> AsyncIterator[None]:
+    async def _answer_as_candidate(self, sockets: Sequence[socket.socket], name: str) -> AsyncIterator[None]:
         """During the context, answer each connection as a candidate, and accept an operator's report of a lost host."""
         said = encode_rejection(Rejection(CANDIDATE, name))
 
-        async def answer_caller(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def on_lost_report(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             # If the connection has closed, uvloop raises RuntimeError at a write.
             with contextlib.suppress(OSError, EOFError, ProtocolError, RuntimeError), contextlib.closing(writer):
                 writer.write(said)
@@ -229,6 +229,6 @@ class HostSuccession(StoreStarter):
 
         async with contextlib.AsyncExitStack() as stack:
             for sock in sockets:
-                server = await asyncio.start_server(answer_caller, sock=sock.dup(), ssl=self._credentials.server_tls())
+                server = await asyncio.start_server(on_lost_report, sock=sock.dup(), ssl=self._credentials.server_tls())
                 stack.callback(server.close)
             yield

@@ -27,7 +27,7 @@ import anyio
 import store
 from rdzv.config import value_types
 from rdzv.config.config_errors import shown
-from rdzv.display.standard_error import StandardErrorHandler, flush_standard_error, say_error, write_all
+from rdzv.display.standard_error import NonBlockingStderrHandler, flush_standard_error, say_error, write_all
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -108,7 +108,7 @@ def command(name: str, help: str, *arguments: Argument, **settings: Any) -> Call
     return lambda run: Command(name=name, help=help, run=run, arguments=arguments, **settings)
 
 
-def argument_type(kind: value_types.Kind) -> Callable[[str], Any]:
+def argument_type(kind: value_types.ValueType) -> Callable[[str], Any]:
     """Return a converter of texts to values of this kind, for argparse's `type`."""
 
     def convert_text(text: str) -> Any:
@@ -146,7 +146,7 @@ def run_command(command: Command, options: argparse.Namespace) -> int:
     """Run a subcommand and return its exit status."""
     level = logging.DEBUG if options.debug else logging.INFO if options.verbose else logging.WARNING
     logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[StandardErrorHandler()]
+        level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[NonBlockingStderrHandler()]
     )
     if threading.current_thread() is threading.main_thread():
         _unblock_signals()
@@ -245,12 +245,12 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
         # After a signal of `ENDING`, keep handlers: the loop's or Python's end would remove them.
         if RepeatedSignalFilter.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
-            _set_end_handlers(_exit_on_second_signal)  # a later signal ends an exit that unread output blocks
+            _set_signal_handlers(_exit_on_second_signal)  # a later signal ends an exit that unread output blocks
             signal.set_wakeup_fd(-1)
-            atexit.register(_set_end_handlers, signal.SIG_IGN)
+            atexit.register(_set_signal_handlers, signal.SIG_IGN)
 
 
-def _set_end_handlers(action: Callable[[int, object], None] | signal.Handlers) -> None:
+def _set_signal_handlers(action: Callable[[int, object], None] | signal.Handlers) -> None:
     for number in ENDING:
         signal.signal(number, action)
 

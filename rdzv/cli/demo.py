@@ -43,7 +43,7 @@ SETTINGS: Final = f"min_nodes=2&max_nodes={len(NODES)}&last_call_timeout={STEP_W
 LAST_WORDS: Final = 20  # lines of a dead node's output that are shown
 
 
-async def _run_node(name: str, url: str) -> None:
+async def _run_demo_node(name: str, url: str) -> None:
     async for round in rdzv.rounds(url, node_id=name, is_host=False):
         async with round:
             total = await _all_reduce(round, [float(round.rank + 1)] * VECTOR)
@@ -227,4 +227,4 @@ async def _run_demo(_: argparse.Namespace) -> int:
 if __name__ == "__main__":
     threading.Thread(target=_exit_when_director_ends, daemon=True).start()
     with asyncio.Runner(loop_factory=new_loop) as _runner:
-        _runner.run(_run_node(*sys.argv[1:3]))
+        _runner.run(_run_demo_node(*sys.argv[1:3]))

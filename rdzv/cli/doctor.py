@@ -30,7 +30,7 @@ from rdzv.core.hosts.succession import Answer
 from rdzv.node.link.wakeup import Wakeup
 from store.connecting import is_etcd
 from store.limits import is_loopback
-from store.net.address import host_and_port
+from store.net.address import join_host_port
 from store.net.threads import in_thread
 from store.printable import abbreviate
 
@@ -81,7 +81,7 @@ class Check(NamedTuple):
     JSON,
     limited=False,
 )
-async def _diagnose(options: argparse.Namespace) -> int:
+async def _run_doctor(options: argparse.Namespace) -> int:
     checks: list[Check] = []
     with anyio.move_on_after(options.timeout) as limit:
         await _run_checks(options, checks)
@@ -109,17 +109,17 @@ async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
     answers = {host: asked.answer for host, asked in replies.items()}
     for host, port in settings.endpoint.hosts:
         addresses = await _check_dns(host, port, checks, timeout=step)
-        where = host_and_port(host, port)
+        where = join_host_port(host, port)
         answer = answers.get(where, Answer.SERVES)
         if answer is not Answer.SERVES:  # a host that serves no store should refuse connections
             remedy = f"{IF_SILENT} {where}" if answer is Answer.SILENT else ""
             checks.append(Check("host", f"{where} {replies[where]}{PROVES * (answer is Answer.REFUSED)}", remedy))
         elif addresses:
-            reached_from, check = await _check_port(host, port, addresses, step, etcd=is_etcd(url))
+            reached_from, check = await _probe_port(host, port, addresses, step, etcd=is_etcd(url))
             checks.append(check)
             own_address = reached_from or own_address
         if addresses and not is_etcd(url):
-            await _check_shared_name(host, port, checks)
+            await _check_ambiguous_host(host, port, checks)
     serving = [host for host, answer in answers.items() if answer is Answer.SERVES]
     if answers and not serving:
         checks.append(Check("store", "no host serves it", "start a node on one of them"))
@@ -186,7 +186,7 @@ async def _check_dns(host: str, port: int, checks: list[Check], *, timeout: floa
     return addresses
 
 
-async def _check_shared_name(host: str, port: int, checks: list[Check]) -> None:
+async def _check_ambiguous_host(host: str, port: int, checks: list[Check]) -> None:
     """Report a `host` whose addresses belong to several machines: each machine would start a store."""
     with contextlib.suppress(OSError):
         ours, others = await anyio.to_thread.run_sync(split_own_addresses, host, port)
@@ -195,11 +195,11 @@ async def _check_shared_name(host: str, port: int, checks: list[Check]) -> None:
             checks.append(Check("machines", found, LET_ONE_HOST))
 
 
-async def _check_port(host: str, port: int, addresses: list[str], timeout: float, *, etcd: bool) -> tuple[str, Check]:
+async def _probe_port(host: str, port: int, addresses: list[str], timeout: float, *, etcd: bool) -> tuple[str, Check]:
     """Connect to the first address that accepts; return the connection's local address, or "", and the check."""
     problems = []
     for address in addresses:
-        at = host_and_port(address, port)
+        at = join_host_port(address, port)
         try:
             with anyio.fail_after(timeout / len(addresses)):
                 async with await anyio.connect_tcp(address, port) as stream:

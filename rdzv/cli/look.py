@@ -24,7 +24,7 @@ from rdzv.cli.reach import open_run, parse_settings
 from rdzv.core.report import report
 from rdzv.display.history import history_as_json, history_text, timeline
 from rdzv.display.pages import timeline_page
-from rdzv.display.status import Frame, describe_store_health, draw_screen, member_lines, problem_lines, summary_lines
+from rdzv.display.status import TopState, describe_store_health, draw_screen, member_lines, problem_lines, summary_lines
 from rdzv.errors import RendezvousStateError
 from rdzv.node.link.wakeup import Wakeup
 from store import StoreError, StoreReplaced
@@ -82,7 +82,7 @@ async def _watch_run(options: argparse.Namespace) -> int:
     wakeup, shown = Wakeup(), list[str]()
     with limited_by_timeout(options.timeout) as answered, contextlib.ExitStack() as stack:
         terminal: _Terminal | None = None
-        last: Frame | None = None
+        last: TopState | None = None
         while True:
             with contextlib.suppress(StoreReplaced):
                 async with open_run(options, follow=wakeup, must_exist=False) as run:
@@ -94,7 +94,7 @@ async def _watch_run(options: argparse.Namespace) -> int:
                         terminal = terminal or stack.enter_context(_open_terminal(wakeup))
                         last = await _show_on_screen(run, wakeup, last, terminal)
                     else:
-                        last = await _write_each_change(run, wakeup, last, shown, as_json=options.json)
+                        last = await _print_changes(run, wakeup, last, shown, as_json=options.json)
                     break
     if last.cost is not None and not options.json:
         say(str(last.cost))
@@ -109,7 +109,7 @@ async def _warn_if_run_missing(run: Run) -> None:
         log.warning("%s; waiting for it", error)
 
 
-async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list[str], *, as_json: bool) -> Frame:
+async def _print_changes(run: Run, wakeup: Wakeup, frame: TopState, shown: list[str], *, as_json: bool) -> TopState:
     while True:
         lines = _status_lines(frame.status)
         if shown != (now := [without_durations(line) for line in lines]):
@@ -130,7 +130,7 @@ class _Terminal:
         self._wakeup = wakeup
         self.over = False
 
-    def show(self, frame: Frame) -> None:
+    def show(self, frame: TopState) -> None:
         from rich.console import Group
         from rich.text import Text
 
@@ -168,7 +168,7 @@ def _open_terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
         yield terminal
 
 
-async def _show_on_screen(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -> Frame:
+async def _show_on_screen(run: Run, wakeup: Wakeup, frame: TopState, terminal: _Terminal) -> TopState:
     read_at, took, heard = time.monotonic(), 0.0, False
     silent_since: float | None = None
     while True:
@@ -197,9 +197,9 @@ async def _show_on_screen(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Ter
         heard = heard or not waiting.cancelled_caught
 
 
-async def _read_frame(run: Run) -> Frame:
+async def _read_frame(run: Run) -> TopState:
     status, history, cost = await run.account()
-    return Frame(status=status, cost=cost if history.chapters else None)
+    return TopState(status=status, cost=cost if history.chapters else None)
 
 
 @command("history", "tell what happened in a run, round by round", *RUN, JSON)

@@ -85,7 +85,7 @@ async def _close_run(options: argparse.Namespace) -> int:
     *RUN,
     Argument("host", metavar="HOST", help="the host, as in the URL; if it is still at work, two runs go on"),
 )
-async def _report_lost_host(options: argparse.Namespace) -> int:
+async def _declare_host_lost(options: argparse.Namespace) -> int:
     settings = parse_settings(options.url)
     said = await announce_lost_host(settings, Credentials(settings), options.host)
     say(said, "if that host is at work after all, two runs go on until it sees the later store, and gives way")
@@ -233,7 +233,7 @@ def rate(text: str) -> float:
     flag("--yes", "this really kills: without it nothing is done"),
     limited=False,
 )
-async def _kill_at_random(options: argparse.Namespace) -> int:
+async def _kill_random_nodes(options: argparse.Namespace) -> int:
     if not options.yes:
         raise RendezvousSettingsError(
             "chaos kills nodes of the run, and was not confirmed: add --yes. Only launchers started with --allow-chaos "

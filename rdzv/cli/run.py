@@ -48,10 +48,10 @@ async def _run_launcher(options: argparse.Namespace) -> int:
             "url": slurm.slurm_url(options.url, os.environ),
             "says_cost": os.environ.get("SLURM_PROCID", "0") == "0",  # one task prints the cost: srun merges all output
         }
-    return await launch.run(Job(**{**told, "nproc": count_processes(nproc)}))
+    return await launch.run(Job(**{**told, "nproc": resolve_nproc(nproc)}))
 
 
-def count_processes(wanted: str | int) -> int:
+def resolve_nproc(wanted: str | int) -> int:
     """Return the number of processes on this node for a value of `--nproc`; raise for `gpu` without a GPU."""
     if isinstance(wanted, int):
         return wanted

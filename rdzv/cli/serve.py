@@ -31,7 +31,7 @@ from rdzv.config.parameters import Parameter
 from rdzv.config.settings import parse
 from rdzv.display.standard_error import flush_standard_error, say_error
 from rdzv.errors import RendezvousSettingsError
-from store.net.address import DEFAULT_PORT, host_and_port
+from store.net.address import DEFAULT_PORT, join_host_port
 from store.net.collector import collect_garbage, short_gc_pauses
 from store.net.tasks import cancel_and_wait
 
@@ -154,7 +154,7 @@ async def _serve_store(options: argparse.Namespace) -> int:
                 server, host, options.http_port, token=token, tls=tls, insecure=options.insecure, prefix=prefix
             )
             _print_notice(f"HTTP at {await stack.enter_async_context(http)}")
-        where = host_and_port(host or "*", server.port)
+        where = join_host_port(host or "*", server.port)
         kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
         if options.port_file:
             _write_atomically(options.port_file, f"{server.port}\n")

@@ -33,7 +33,7 @@ class Parameter:
     """One parameter's description."""
 
     name: str
-    kind: value_types.Kind
+    kind: value_types.ValueType
     _: KW_ONLY
     default: Any = None
     default_text: str = ""  # the default in words, if the value of `default` does not say it
@@ -58,7 +58,7 @@ class Parameter:
             ) from None
 
 
-def parameter(default: Any, kind: value_types.Kind, **more: Any) -> Any:
+def parameter(default: Any, kind: value_types.ValueType, **more: Any) -> Any:
     """Declare a field of `settings.Settings`; `more` are further fields of `Parameter`."""
     said = Parameter("", kind, default=default, **more)
     return field(default=default, repr=not said.is_secret and kind is not value_types.TLS, metadata={"parameter": said})

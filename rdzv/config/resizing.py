@@ -41,7 +41,7 @@ def differs_by_resize(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> boo
     return list(numbers.values()) in [list(pair) for pair in theirs.get(RESIZED_FROM, ())]
 
 
-def size_limits_of(agreed: Mapping[str, Any]) -> tuple[int, int]:
+def whole_unit_limits(agreed: Mapping[str, Any]) -> tuple[int, int]:
     """Return `min_nodes` rounded up, and `max_nodes` rounded down, to a multiple of `node_unit`."""
     unit = agreed["node_unit"]
     return min_in_whole_units(agreed["min_nodes"], unit), max_in_whole_units(agreed["max_nodes"], unit)

@@ -1,4 +1,4 @@
-"""The types of parameters: a `Kind` converts a parameter's text or value, and states the limit."""
+"""The types of parameters: a `ValueType` converts a parameter's text or value, and states the limit."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ WORDS_FOR_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 
 
 class InvalidValue(ValueError):
-    """Raised by `Kind.convert` to add a detail to the error."""
+    """Raised by `ValueType.convert` to add a detail to the error."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueType:
     """The type of a parameter. `convert` accepts its own results, and returns them unchanged."""
 
     limit: str  # completes the error "it must be ..."
@@ -55,7 +55,7 @@ def plain_number(text: str, kind: type[int] | type[float]) -> Any:
     return kind(text)
 
 
-def whole_number(at_least: int, at_most: int = NODES_MAX, *, limit: str = "", example: str = "") -> Kind:
+def whole_number(at_least: int, at_most: int = NODES_MAX, *, limit: str = "", example: str = "") -> ValueType:
     """Return the type of whole numbers in a range; `limit` describes the range in errors."""
 
     def convert(raw: Any) -> int:
@@ -66,7 +66,7 @@ def whole_number(at_least: int, at_most: int = NODES_MAX, *, limit: str = "", ex
             raise ValueError
         return number
 
-    return Kind(limit or f"a whole number from {at_least} to {at_most}", convert, example or f"{at_least}")
+    return ValueType(limit or f"a whole number from {at_least} to {at_most}", convert, example or f"{at_least}")
 
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -85,7 +85,7 @@ def _parse_seconds(raw: Any) -> float:
     return seconds
 
 
-def duration(at_least: float = 0.0, *, because: str = "", example: str = "30") -> Kind:
+def duration(at_least: float = 0.0, *, because: str = "", example: str = "30") -> ValueType:
     """Return the type of durations in seconds; `because` explains the minimum in errors."""
 
     def convert(raw: Any) -> float:
@@ -95,7 +95,7 @@ def duration(at_least: float = 0.0, *, because: str = "", example: str = "30") -
         return seconds
 
     limit = f"a number of seconds from {at_least:g} to {DURATION_MAX:.0f}{because} (5m or 1h30m will do)"
-    return Kind(limit, convert, example)
+    return ValueType(limit, convert, example)
 
 
 def _parse_flag(raw: Any) -> bool:
@@ -235,40 +235,46 @@ def _accept_if(is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
     return convert
 
 
-FLAG: Final = Kind("one of 1, 0, true, false, yes, no, on, off", _parse_flag, "true")
-FLAG_OR_AUTO: Final = Kind(
+FLAG: Final = ValueType("one of 1, 0, true, false, yes, no, on, off", _parse_flag, "true")
+FLAG_OR_AUTO: Final = ValueType(
     "one of auto, 1, 0, true, false, yes, no, on, off", lambda raw: None if raw == "auto" else _parse_flag(raw), "true"
 )
 _IN_A_NAME: Final = f'1 to {NAME_LENGTH_MAX} printable characters without "/"'
-NAME: Final = Kind(f"{_IN_A_NAME}, which separates the parts of a key", _parse_name, "host10")
-NAMES: Final = Kind(
+NAME: Final = ValueType(f"{_IN_A_NAME}, which separates the parts of a key", _parse_name, "host10")
+NAMES: Final = ValueType(
     f"at most {NAMES_MOST} names of nodes, a list or separated by commas, each of {_IN_A_NAME}",
     _parse_names,
     "gpu-001,gpu-002",
 )
-TEXT: Final = Kind("text that is not empty, in printable characters", _check_text, "rack")
-PATH: Final = Kind("the path of a file or directory, not empty", _parse_path, "/run/secrets/rdzv")
-PREFIX: Final = Kind("the beginning of a key, in printable characters and more than slashes", _parse_prefix, "/rdzv")
-ADDRESS: Final = Kind("a host name or an IP address of this machine, without a port", _parse_address, "10.0.0.7")
-SECRET: Final = Kind("text or bytes, not empty", _accept_if(lambda raw: isinstance(raw, str | bytes) and raw), "...")
-PAYLOAD: Final = Kind(
+TEXT: Final = ValueType("text that is not empty, in printable characters", _check_text, "rack")
+PATH: Final = ValueType("the path of a file or directory, not empty", _parse_path, "/run/secrets/rdzv")
+PREFIX: Final = ValueType(
+    "the beginning of a key, in printable characters and more than slashes", _parse_prefix, "/rdzv"
+)
+ADDRESS: Final = ValueType("a host name or an IP address of this machine, without a port", _parse_address, "10.0.0.7")
+SECRET: Final = ValueType(
+    "text or bytes, not empty", _accept_if(lambda raw: isinstance(raw, str | bytes) and raw), "..."
+)
+PAYLOAD: Final = ValueType(
     f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack, nested at most {PAYLOAD_LEVELS_MAX} deep", _parse_payload, "8xH100"
 )
-ATTRIBUTES: Final = Kind(
+ATTRIBUTES: Final = ValueType(
     f"names and values, both text and not empty, in at most {ATTRIBUTES_BYTES_MAX} bytes of msgpack",
     _parse_attributes,
     "rack:r1,zone:z2",
 )
-LIMITS: Final = Kind("a store.Limits, or names of its fields with numbers", _read_limits, "keys_max:100000")
-RANK_ORDER: Final = Kind(
+LIMITS: Final = ValueType("a store.Limits, or names of its fields with numbers", _read_limits, "keys_max:100000")
+RANK_ORDER: Final = ValueType(
     f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _parse_rank_order, "topology:rack"
 )
-HOST: Final = Kind(f"one of {', '.join(HOSTS)}", _accept_if(HOSTS.__contains__), "process")
-TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _accept_if(TORCH_STORES.__contains__), "tcp")
-PORTS: Final = Kind(f"a port or a range of them, from 1 to {PORT_MAX}", _parse_ports, "29500-29599")
+HOST: Final = ValueType(f"one of {', '.join(HOSTS)}", _accept_if(HOSTS.__contains__), "process")
+TORCH_STORE: Final = ValueType(f"one of {', '.join(TORCH_STORES)}", _accept_if(TORCH_STORES.__contains__), "tcp")
+PORTS: Final = ValueType(f"a port or a range of them, from 1 to {PORT_MAX}", _parse_ports, "29500-29599")
 HTTP_PORT: Final = whole_number(
     0, PORT_MAX, limit=f"a port from 1 to {PORT_MAX}, or 0 for any free one", example="29401"
 )
-FUNCTION: Final = Kind("a function", _accept_if(callable), "check_gpus")
+FUNCTION: Final = ValueType("a function", _accept_if(callable), "check_gpus")
 # An SSLContext is recognized by its method, as a pure module does not import `ssl`.
-TLS: Final = Kind("an ssl.SSLContext", _accept_if(lambda raw: hasattr(raw, "wrap_bio")), "ssl.create_default_context()")
+TLS: Final = ValueType(
+    "an ssl.SSLContext", _accept_if(lambda raw: hasattr(raw, "wrap_bio")), "ssl.create_default_context()"
+)

@@ -119,7 +119,7 @@ class AbsenceBook:
             self._unseen.pop(node_id, None)
             self._gone[node_id] = LEFT if left else LOST, now, address, why
 
-    def note_snapshot(self, here: Iterable[str]) -> None:
+    def mark_unseen_except(self, here: Iterable[str]) -> None:
         """Count expected nodes as never seen, except gone nodes and the nodes in a snapshot (`here`)."""
         present = set(here)
         self._unseen = {id: None for id in self._expected if id not in present and id not in self._gone}

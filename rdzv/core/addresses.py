@@ -52,7 +52,7 @@ def addresses_for_record(observed_address: str, sends_from: str, store_at: str) 
 
 def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:
     """Return the members with reachable addresses, or "" if unknown; RendezvousSettingsError if rank 0 has none."""
-    own = _find_forwarded_members(members)
+    own = _find_proxied_members(members)
     found = tuple(one.replace(address=one.sends_from, store_at="") if one.node_id in own else one for one in members)
     remote = [one for one in found if not _is_on_the_stores_host(one) and not is_loopback(one.address)]
     if not remote and len({one.machine for one in found if one.machine}) <= 1:
@@ -76,7 +76,7 @@ def _is_on_the_stores_host(record: NodeRecord) -> bool:
     return bool(record.store_at) and (record.sends_from == record.store_at or is_loopback(record.store_at))
 
 
-def _find_forwarded_members(members: Sequence[NodeRecord]) -> set[str]:
+def _find_proxied_members(members: Sequence[NodeRecord]) -> set[str]:
     """Return the ids of members behind a forwarder: the store sees one address, but they send from different ones."""
     sharing: defaultdict[str, list[NodeRecord]] = defaultdict(list)
     for one in members:

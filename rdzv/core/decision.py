@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from rdzv.core.absent import NAMED_OF_MANY
 from rdzv.core.addresses import with_reachable_addresses
 from rdzv.core.hosts.lost_store import ranks_in_lost_store
-from rdzv.core.ranks import describe_domains, fill_units
+from rdzv.core.ranks import describe_domain_counts, fill_units
 from rdzv.core.state import MOVES, NAMED_MOST, Closed, Head, Phase, Progress, leaving_in_words
 from rdzv.errors import RendezvousSettingsError
 from store.printable import plural
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.ranks import RankOrder
     from rdzv.core.round import Round
-    from rdzv.core.state import NodeRecord, Unban
+    from rdzv.core.state import BanEnd, NodeRecord
     from rdzv.core.stopping import Stop
     from rdzv.core.view import Picture, View
 
@@ -53,13 +53,13 @@ class Rules:
     unit_within: str = ""  # an attribute with one value in all nodes of a unit; empty: units may mix values
     ttl: float = 0.0  # seconds within which a member cut off from the store stops
 
-    def nodes_in_whole_units(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
+    def select_complete_units(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
         """Return the nodes that form complete units; without `unit_within`, all."""
         return fill_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
 
     def why_no_whole_units(self, records: Iterable[NodeRecord]) -> str:
         """Return why no round completes although at least `needed` nodes wait: the waiting nodes fill too few units."""
-        counts = describe_domains(records, attribute=self.unit_within)
+        counts = describe_domain_counts(records, attribute=self.unit_within)
         units = f"units of {plural(self.unit)} lie within one {self.unit_within} each"
         return f"{units}, and fewer than {self.needed} nodes fill whole ones: {counts}"
 
@@ -100,15 +100,15 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publish:
+class WriteProgress:
     """Write the progress, and add the lifted bans, `unbans` by key, to the history."""
 
     progress: Progress
-    unbans: Mapping[str, Unban] = field(default_factory=lambda: MappingProxyType({}))
+    unbans: Mapping[str, BanEnd] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskStop:
+class WriteStop:
     """Write `stop`, the question or the decision (see `Stop`), if its key still has revision `over`."""
 
     stop: Stop
@@ -125,7 +125,7 @@ class Wait:
     error: BaseException | None = None  # the error that prevents the round, if any
 
 
-Act = Resize | Expel | Commit | Publish | AskStop | Wait
+Act = Resize | Expel | Commit | WriteProgress | WriteStop | Wait
 
 LAST_CALL_GRACE = 10.0  # seconds that join timeouts stay suspended after a last call, as a new coordinator may commit
 MANY = 64  # from this many nodes on, a change that no node acts upon is reported less often
@@ -145,23 +145,23 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
         record, progress = view.records[node_id], _to_progress(view, rules, closed=closed, now=now, drained=head.drains)
         progress = progress.after_expulsion(node_id, address=record.address, why=why)
         return Expel(node_id=node_id, arrival=record.arrival, why=why, progress=progress)
-    act = next_round(view, rules, head, now=now)
+    act = decide_round(view, rules, head, now=now)
     if isinstance(act, Commit):
         if picture.obstacle is None or now >= picture.obstacle.until:
             return act
         until, error = picture.obstacle
-        progress = add_problem(act.progress, f"the store does not take it: {error}")
+        progress = note_problem(act.progress, f"the store does not take it: {error}")
         act = Wait(until=until, progress=progress, error=error)
     progress, unbans = act.progress, _unbans_to_note(picture)
-    due = next_report_at(picture.told, picture.told_at, progress, nodes=progress.joined + progress.live, now=now)
+    due = progress_due(picture.told, picture.told_at, progress, nodes=progress.joined + progress.live, now=now)
     if unbans or (due is not None and due <= now):
-        return Publish(progress=progress, unbans=unbans)
+        return WriteProgress(progress=progress, unbans=unbans)
     if view.round is not None and view.round.in_steps and (stop := _stop(view, view.round, head, progress)) is not None:
-        return AskStop(stop=stop[0], over=stop[1], progress=progress)
+        return WriteStop(stop=stop[0], over=stop[1], progress=progress)
     return replace(act, until=min((at for at in (act.until, due) if at is not None), default=None))
 
 
-def _unbans_to_note(picture: Picture) -> dict[str, Unban]:
+def _unbans_to_note(picture: Picture) -> dict[str, BanEnd]:
     if picture.view.round is None:
         return {}  # the history begins with the first round
     new = [it for it in picture.head.unbans.items() if it[1].revision > picture.unbanned_at]
@@ -170,7 +170,7 @@ def _unbans_to_note(picture: Picture) -> dict[str, Unban]:
 
 def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Stop, int] | None:
     """Return the `Stop` to write, and the revision that it replaces; None if none is due."""
-    return view.agreement.next_record(
+    return view.agreement.next_stop_record(
         round.number,
         head.stop,
         why=reason_to_stop(progress, head, live=view.live),
@@ -181,16 +181,16 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
     )
 
 
-def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Commit:
+def decide_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Commit:
     """Return the next round if it can complete now, else a `Wait` whose progress says why not."""
     assert view.synced, "the picture is complete: a node that it lacks would count as gone"
     progress = _to_progress(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
         return Wait(until=None, progress=progress)
     if head.moves:
-        return Wait(until=None, progress=add_problem(progress, MOVES))
+        return Wait(until=None, progress=note_problem(progress, MOVES))
     ends = math.inf if view.enough_since is None else view.enough_since + rules.last_call
-    placed = len(rules.nodes_in_whole_units([*view.waiting.values()]))
+    placed = len(rules.select_complete_units([*view.waiting.values()]))
     full = rules.round_size(placed) == rules.capacity
     # Nodes of a restarted job may have the former names, but know no round and arrive one by one: keep the last call.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
@@ -203,30 +203,30 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
         missing, ends_at = lost.awaited - len(survivors), head.lost_store_at + rules.ttl
         if missing > 0 and now < ends_at:
             of_round = f"of {plural(lost.awaited)} of round {lost.round}, whose store was lost"
-            return Wait(until=ends_at, progress=add_problem(progress, f"{missing} {of_round}, may still be at work"))
+            return Wait(until=ends_at, progress=note_problem(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= rules.early_last_call and bool(survivors)
     if view.live:
         # While a last call runs, wake at its end, to report that it is over.
         still = now < ends < math.inf and not full
         return Wait(until=ends if still else None, progress=progress)
     if not rules.round_size(placed):
-        return Wait(until=None, progress=add_problem(progress, rules.why_no_whole_units(view.waiting.values())))
+        return Wait(until=None, progress=note_problem(progress, rules.why_no_whole_units(view.waiting.values())))
     if full or nobody_else or now >= ends:
         try:
             # Once a round has completed in this store, use that round's ranks, not ranks of the lost store.
             ranked = survivors if view.round is None else {}
             complete = _new_commit(view, rules, progress, ranked, after=-1 if lost is None else lost.round)
         except BaseException as error:  # noqa: BLE001  the order may be a user's function
-            stuck = add_problem(progress, f"rank_order fails with {type(error).__name__}: {error}")
+            stuck = note_problem(progress, f"rank_order fails with {type(error).__name__}: {error}")
             return Wait(until=now + RETRY_AFTER, progress=stuck, error=error)
         try:
             return replace(complete, members=with_reachable_addresses(complete.members))
         except RendezvousSettingsError as error:
-            return Wait(until=None, progress=add_problem(progress, str(error)))
+            return Wait(until=None, progress=note_problem(progress, str(error)))
     return Wait(until=ends, progress=progress)
 
 
-def add_problem(progress: Progress, problem: str) -> Progress:
+def note_problem(progress: Progress, problem: str) -> Progress:
     """Return the progress with a problem that prevents the next round, and without a last call."""
     return progress.replace(problem=problem[:PROBLEM_MOST], last_call_left=None)
 
@@ -246,7 +246,7 @@ def _to_progress(view: View, rules: Rules, *, closed: bool, now: float, drained:
         phase = Phase.GATHERING
     # No spares while too few nodes are here: a spare's join timeout would be suspended, but must run (R1).
     here = [*(view.records[node_id] for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
-    room = rules.round_size(len(rules.nodes_in_whole_units(here)) if rules.unit_within else live + joined)
+    room = rules.round_size(len(rules.select_complete_units(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
     spares_after, spare_ids = _find_spares(view, rules, spares)
     left_out = len(view.left_out)
@@ -267,7 +267,7 @@ def _to_progress(view: View, rules: Rules, *, closed: bool, now: float, drained:
         departed=view.departed_count,
         departed_ids=tuple(view.departed),
         last_arrival=next(reversed(view.waiting.values())).arrival if view.waiting else 0,
-        absent=view.absences.report(now=now, staying=_staying_members(view, joined - spares)),
+        absent=view.absences.report(now=now, staying=_live_member_addresses(view, joined - spares)),
         given_up=_give_up_reason(view),
         why_lost=tuple((name, why) for name, why in view.why_lost.items() if name in view.lost)[:NAMED_OF_MANY],
         standstill=view.standstill if live else "",
@@ -281,7 +281,7 @@ def _give_up_reason(view: View) -> str:
     return min(told, key=lambda record: (not record.unreached, record.arrival)).gave_up[:GIVEN_UP_MOST] if told else ""
 
 
-def _staying_members(view: View, coming: int) -> dict[str, str]:
+def _live_member_addresses(view: View, coming: int) -> dict[str, str]:
     if coming <= 0 or len(view.live) > NAMED_OF_MANY:
         return {}
     return {node_id: view.records[node_id].address for node_id in sorted(view.live)}
@@ -323,14 +323,14 @@ def _choose_members(
 def _new_commit(view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int) -> Commit:
     """Return the round to commit. `survivors` maps nodes of the lost store's round `after` (-1: none) to ranks."""
     arrivals = list(view.waiting.values())
-    room = rules.round_size(len(rules.nodes_in_whole_units(arrivals)))
+    room = rules.round_size(len(rules.select_complete_units(arrivals)))
     previous = {**survivors, **{node_id: member.rank for node_id, member in view.members.items()}}
     kept = [record for record in arrivals if record.node_id in previous]
     newcomers = [record for record in arrivals if record.node_id not in previous]
     # If the run was resized to fewer nodes, the members of the lowest ranks stay, not the first to arrive.
     kept.sort(key=lambda record: previous[record.node_id])
     if rules.unit_within:
-        chosen = list(rules.nodes_in_whole_units([*kept, *newcomers])[:room])
+        chosen = list(rules.select_complete_units([*kept, *newcomers])[:room])
     else:
         chosen = [*_choose_members(rules, kept, (), room), *_choose_members(rules, newcomers, kept, room - len(kept))]
     chosen.sort(key=lambda record: record.arrival)
@@ -341,7 +341,7 @@ def _new_commit(view: View, rules: Rules, progress: Progress, survivors: Mapping
     reached = next((record for record in ordered if not record.unreached), oldest)
     if reached is not ordered[0]:
         ordered = (reached, *(record for record in ordered if record is not reached))
-    ordered = tuple(rules.nodes_in_whole_units(ordered))  # make each unit's ranks adjacent
+    ordered = tuple(rules.select_complete_units(ordered))  # make each unit's ranks adjacent
     if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
         raise RendezvousSettingsError(
             f"rank_order made {len(ordered)} ranks of {plural(len(chosen))}; it must give each node it gets once"
@@ -349,15 +349,15 @@ def _new_commit(view: View, rules: Rules, progress: Progress, survivors: Mapping
     return Commit(number=max(view.next_number, after + 1), members=ordered, progress=progress)
 
 
-def next_report_at(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
+def progress_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
     """Return when `current` must be written, if `last` was written at `last_at`; None if nothing has changed.
 
-    A change of a field in `_without_details`, such as the phase, is written at once. Another change is written 1 ms
+    A change of a field in `_coarse_progress`, such as the phase, is written at once. Another change is written 1 ms
     per node after the last write, at least 50 ms and at most 5 s, so that a thousand arrivals do not send each node a
     thousand messages. With at least `MANY` nodes, a change that no node acts upon waits three times as long. During a
     last call, its remaining time is written again after a tenth of that time, but after at least 1 s.
     """
-    if last is None or _without_details(last) != _without_details(current):
+    if last is None or _coarse_progress(last) != _coarse_progress(current):
         return now
     if _without_times(last) != _without_times(current):
         seldom = 3 if nodes >= MANY and _acted_upon(last) == _acted_upon(current) else 1
@@ -369,20 +369,20 @@ def next_report_at(last: Progress | None, last_at: float, current: Progress, *, 
 
 # Members and spares act on these fields of `Progress`.
 _acted_upon = attrgetter("waiting", "spares_after", "spare_ids", "lost", "lost_ids", "departed", "departed_ids")
-_all_of_it = attrgetter("phase", "round", "problem", "given_up", "why_lost", "standstill", "draining")
+_exact_fields = attrgetter("phase", "round", "problem", "given_up", "why_lost", "standstill", "draining")
 
 
 def _without_times(progress: Progress) -> Progress:
     return progress.replace(last_call_left=None, absent=progress.absent.without_durations())
 
 
-def _without_details(progress: Progress) -> tuple[object, ...]:
+def _coarse_progress(progress: Progress) -> tuple[object, ...]:
     some = (progress.waiting > 0, progress.lost > 0, progress.departed > 0)
     no_spares = progress.spares_after is None and not progress.spare_ids
-    return *_all_of_it(progress), *some, no_spares, progress.last_call_left is None
+    return *_exact_fields(progress), *some, no_spares, progress.last_call_left is None
 
 
-def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
+def wait_text(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
     """Return why a run waits, in words (R16). `elapsed` has the seconds since the report; None omits durations."""
     if progress is None:
         return "waiting for a coordinator"
@@ -457,7 +457,7 @@ def next_act_of(me: Joiner, head: Head, *, now: float) -> KeepWaiting | Round | 
         assert progress is not None
         why = me.left_out if me.node_id in progress.spare_ids else ""
         return KeepWaiting(reason=f"a spare: {why}" if why else _explain_spare(progress), suspended=True)
-    reason = explain(progress, elapsed=elapsed)
+    reason = wait_text(progress, elapsed=elapsed)
     if head.coordinator is None and progress is not None:
         reason = f"waiting for a new coordinator; at last, {reason}"
     if progress is None or progress.phase is not Phase.LAST_CALL or progress.problem:

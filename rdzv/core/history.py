@@ -25,7 +25,7 @@ from store.records import Record
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
-    from rdzv.core.state import Closed, Progress, Unban
+    from rdzv.core.state import BanEnd, Closed, Progress
 
 CHAPTERS_MOST: Final = 128
 BYTES_MOST: Final = 64 * 1024  # limit of the history, which each commit contains; 128 rounds of a dozen nodes fit
@@ -84,7 +84,7 @@ class TimeSpent(Record, kw_only=True):
         )
 
 
-class EarlierRounds(Record, kw_only=True):
+class EarlierRoundTotals(Record, kw_only=True):
     """The sums of the rounds whose chapters were dropped."""
 
     rounds: int = 0
@@ -101,7 +101,7 @@ class History(Stored, kw_only=True):
     called = "the history"
 
     chapters: tuple[Chapter, ...] = ()
-    past: EarlierRounds = EarlierRounds()
+    past: EarlierRoundTotals = EarlierRoundTotals()
 
 
 class TimeOfDayNote(Stored, kw_only=True):
@@ -112,7 +112,7 @@ class TimeOfDayNote(Stored, kw_only=True):
     hour: float
 
 
-def nodes_gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
+def nodes_gone_before_round(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
     """Return the nodes, except `here`, lost or left in the round before `number`; none if `number` is not the last."""
     if len(history.chapters) < 2 or history.chapters[-1].number != number:
         return []
@@ -155,7 +155,7 @@ def seconds_between_completions(chapter: Chapter, following: Chapter) -> float:
     return max([0.0, *(one.after for one in chapter.incidents if one.after is not None)])
 
 
-def _forget_oldest(history: History) -> History:
+def _drop_oldest_round(history: History) -> History:
     oldest, following = history.chapters[:2]
     past = history.past
     lost, reasons = Counter(past.lost), Counter(past.reasons)
@@ -165,7 +165,7 @@ def _forget_oldest(history: History) -> History:
         reasons[one.reason[:REASON_LETTERS_MOST]] += one.count
     return History(
         chapters=history.chapters[1:],
-        past=EarlierRounds(
+        past=EarlierRoundTotals(
             rounds=past.rounds + 1,
             spent=past.spent + time_spent(oldest, seconds_between_completions(oldest, following)),
             losses=past.losses + sum(one.count for one in losses),
@@ -180,7 +180,7 @@ def pack_history(history: History) -> bytes:
     """Pack the history; drop its oldest chapters if it would be too large."""
     packed = history.pack()
     while len(history.chapters) > 1 and (len(packed) > BYTES_MOST or len(history.chapters) > CHAPTERS_MOST):
-        history = _forget_oldest(history)
+        history = _drop_oldest_round(history)
         packed = history.pack()
     return packed
 
@@ -280,7 +280,7 @@ class HistoryWriter:
                 chapter = chapter.replace(incidents=(moved,))
             return History(chapters=(chapter,), past=history.past.replace(spent=spent_before, since=since))
         history = history.replace(chapters=(*history.chapters[:-1], self._last_chapter(now), chapter))
-        return _forget_oldest(history) if len(history.chapters) > CHAPTERS_MOST else history
+        return _drop_oldest_round(history) if len(history.chapters) > CHAPTERS_MOST else history
 
     def history_with_incidents(
         self,
@@ -290,7 +290,7 @@ class HistoryWriter:
         now: float,
         at: float | None = None,
         why: Mapping[str, str] = MappingProxyType({}),
-        unbans: Iterable[Unban] = (),
+        unbans: Iterable[BanEnd] = (),
     ) -> History | None:
         """Return the history with new incidents; None if none can be added. `why` maps node ids to reasons."""
         chapter = self._history.chapters[-1] if self._history.chapters else None

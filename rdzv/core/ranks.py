@@ -176,7 +176,7 @@ def fill_units(records: Sequence[NodeRecord], *, unit: int, attribute: str) -> l
     return [record for _, members in sorted(units, key=lambda one: one[0]) for record in members]
 
 
-def describe_domains(records: Iterable[NodeRecord], *, attribute: str) -> str:
+def describe_domain_counts(records: Iterable[NodeRecord], *, attribute: str) -> str:
     """Return the number of nodes per value of an attribute: "1 in r1, 2 in r2, 1 without it"."""
     counts = Counter(record.attributes.get(attribute) for record in records)
     named = [f"{count} in {domain}" for domain, count in sorted(counts.items(), key=str) if domain is not None]

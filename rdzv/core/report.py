@@ -146,23 +146,23 @@ def report(status: RunStatus) -> dict[str, Any]:
 
     stands = f"no member has begun a step for {pace.limit:.0f} s" if pace.stands else ""
 
-    def unix_time(away: float | None, *, ahead: bool = False) -> float | None:
+    def to_unix(away: float | None, *, ahead: bool = False) -> float | None:
         return None if away is None else round(now + away if ahead else now - away, 1)
 
     def member_report(one: Participant) -> dict[str, Any]:
         waits_for, waited = status.awaits.get(one.node_id, ("", None))
         told = {"since": status.since.get(one.node_id), "waits_for": waits_for, "waited": waited}
-        return _member_as_json(one, status.steps.get(one.node_id), states.get(one.node_id, "left"), unix_time) | told
+        return _member_as_json(one, status.steps.get(one.node_id), states.get(one.node_id, "left"), to_unix) | told
 
-    def ban_report(one: Ban) -> dict[str, Any]:
-        return _pick_fields(one, ("reason", "by", "now", "ends_in")) | {"ends_at": unix_time(one.ends_in, ahead=True)}
+    def ban_as_dict(one: Ban) -> dict[str, Any]:
+        return _pick_fields(one, ("reason", "by", "now", "ends_in")) | {"ends_at": to_unix(one.ends_in, ahead=True)}
 
     return {
         "version": VERSION,
         **_pick_fields(status, UNCHANGED),
         "phase": status.phase.value,
-        "phase_since": unix_time(status.phase_for),
-        "last_call_until": unix_time(status.last_call_left, ahead=True),
+        "phase_since": to_unix(status.phase_for),
+        "last_call_until": to_unix(status.last_call_left, ahead=True),
         "state": {"meant": meant, "words": words},
         "bootstrap": None if bootstrap is None else {"host": bootstrap[0], "port": bootstrap[1]},
         "closing": None
@@ -172,7 +172,7 @@ def report(status: RunStatus) -> dict[str, Any]:
         "pace": {
             "told": pace.told,
             "step": pace.step,
-            "step_at": None if pace.step is None else unix_time(pace.age),
+            "step_at": None if pace.step is None else to_unix(pace.age),
             "rate": round(pace.rate, 3),
             "limit": round(pace.limit, 1),
         },
@@ -180,7 +180,7 @@ def report(status: RunStatus) -> dict[str, Any]:
         "stuck": _reason_rows(pace.stuck, "why"),
         "slow": _reason_rows(pace.slow, "why"),
         "members": [member_report(one) for one in status.members],
-        "last_members": [_member_as_json(one, None, "left", unix_time) for one in status.last_members],
+        "last_members": [_member_as_json(one, None, "left", to_unix) for one in status.last_members],
         "waiting": [node_id for node_id in status.waiting if node_id not in status.spares],
         "spares": list(status.spares),
         "missing": [
@@ -189,22 +189,22 @@ def report(status: RunStatus) -> dict[str, Any]:
                 "how": one.describe(),
                 "kind": one.how,
                 "seconds_ago": one.ago,
-                "at": unix_time(one.ago),
+                "at": to_unix(one.ago),
                 "address": status.addresses.get(one.node_id),
                 "why": one.why,
             }
             for one in status.missing
         ],
-        "waiting_since": unix_time(status.waited),
+        "waiting_since": to_unix(status.waited),
         "since": dict(status.since),
         "addresses": dict(status.addresses),
         "attributes": {node_id: _as_json(dict(each)) for node_id, each in status.attributes.items()},
-        "banned": [{"node_id": node_id, **ban_report(one)} for node_id, one in status.banned.items()],
-        "banned_where": [{"where": where, **ban_report(one)} for where, one in status.banned_where.items()],
+        "banned": [{"node_id": node_id, **ban_as_dict(one)} for node_id, one in status.banned.items()],
+        "banned_where": [{"where": where, **ban_as_dict(one)} for where, one in status.banned_where.items()],
         "unfit": _reason_rows(status.unfit, "reason"),
         "accused": [{"node_id": node_id, "by": by, "why": why} for node_id, by, why in status.accused],
         "draining": [
-            {"node_id": node_id, "seconds_left": round(left, 1), "until": unix_time(-left), "reason": reason}
+            {"node_id": node_id, "seconds_left": round(left, 1), "until": to_unix(-left), "reason": reason}
             for node_id, (left, reason) in status.draining.items()
         ],
         "resized": None if resized is None else _pick_fields(resized, ("min_nodes", "max_nodes", "reason", "by")),
@@ -229,7 +229,7 @@ def _reason_rows(reasons: Mapping[str, str], called: str) -> list[dict[str, str]
 
 
 def _member_as_json(
-    member: Participant, steps: StepOf | None, state: str, unix_time: Callable[[float], float | None]
+    member: Participant, steps: StepOf | None, state: str, to_unix: Callable[[float], float | None]
 ) -> dict[str, Any]:
     one = NO_STEPS if steps is None else steps
     return {
@@ -239,7 +239,7 @@ def _member_as_json(
         "state": state,
         "step": one.step,
         "step_age": None if steps is None else one.age,
-        "step_at": None if one.step is None else unix_time(one.age),
+        "step_at": None if one.step is None else to_unix(one.age),
         "report_age": None if steps is None else one.report_age,
         "step_rate": None if steps is None else one.rate,
         "busy": one.busy,
@@ -265,13 +265,13 @@ def _as_json(value: Any) -> Any:
             return repr(value)
 
 
-def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
+def status_as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
     """Return the status `seconds` later, if nothing has happened since."""
 
     def add_seconds(age: float | None) -> float | None:
         return None if age is None else age + seconds
 
-    def shorten_bans(bans: Mapping[str, Ban]) -> dict[str, Ban]:
+    def reduce_ban_times(bans: Mapping[str, Ban]) -> dict[str, Ban]:
         return {
             name: one if one.ends_in is None else one.replace(ends_in=one.ends_in - seconds)
             for name, one in bans.items()
@@ -286,8 +286,8 @@ def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
         last_call_left=None if left is None else max(left - seconds, 0.0),
         missing=tuple(one.replace(ago=add_seconds(one.ago)) for one in status.missing),
         waited=add_seconds(status.waited),
-        banned=shorten_bans(status.banned),
-        banned_where=shorten_bans(status.banned_where),
+        banned=reduce_ban_times(status.banned),
+        banned_where=reduce_ban_times(status.banned_where),
         draining={name: (max(left - seconds, 0.0), why) for name, (left, why) in status.draining.items()},
         steps={
             name: replace(one, age=one.age + seconds, report_age=one.report_age + seconds)

@@ -75,14 +75,14 @@ def _leaf_exceptions(failure: BaseException) -> Iterator[BaseException]:
         yield failure
 
 
-def find_give_up_in(failure: BaseException | str | None) -> GiveUp | None:
+def find_give_up_error(failure: BaseException | str | None) -> GiveUp | None:
     """Return the first `GiveUp` in the work's failure, also inside exception groups."""
     if not isinstance(failure, BaseException):
         return None
     return next((leaf for leaf in _leaf_exceptions(failure) if isinstance(leaf, GiveUp)), None)
 
 
-def is_own_failure(failure: BaseException | str, run_id: str) -> bool | None:
+def is_genuine_failure(failure: BaseException | str, run_id: str) -> bool | None:
     """Return False if this failure only reports the round's end, else True.
 
     Return None if the failure must end the process, or reports the end of another run's round.

@@ -74,7 +74,7 @@ class NodeRecord(Stored, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coordinator:
+class CurrentCoordinator:
     """The coordinator and its term: the revision of the write that made it the coordinator."""
 
     node_id: str
@@ -150,7 +150,7 @@ class Ban(Stored, kw_only=True):
         return f"banned{where}{terms}{f': {self.reason}' if self.reason else ''}"
 
 
-class Unban(Stored, kw_only=True):
+class BanEnd(Stored, kw_only=True):
     """A lifted ban."""
 
     called = "the lifting of a ban"
@@ -236,7 +236,7 @@ class LostStore(Stored, kw_only=True):
     settings: bytes = b""
     closed: bytes = b""  # a packed `Closed`; empty if the run was not closed
     bans: Mapping[str, bytes] = MappingProxyType({})
-    tally: bytes = b""  # a packed `RunTally`
+    tally: bytes = b""  # a packed `RunCounts`
     host: str = ""  # the lost store's host
 
     def outranks(self, other: LostStore | None) -> bool:
@@ -256,7 +256,7 @@ class NodeWithStore(NamedTuple):
 class Head:
     """The part of a run's keys that every node watches, as one record."""
 
-    coordinator: Coordinator | None = None
+    coordinator: CurrentCoordinator | None = None
     round: Round | None = None
     closed: Closed | None = None
     closed_over: Progress | None = None  # the progress before the closing, which says which nodes were spares
@@ -264,7 +264,7 @@ class Head:
     progress_at: float = 0.0  # when this node received `progress`, on its clock
     progress_found: bool = False  # True: `progress` was in the watch's snapshot, so its age is unknown
     bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
-    unbans: Mapping[str, Unban] = field(default_factory=lambda: MappingProxyType({}))
+    unbans: Mapping[str, BanEnd] = field(default_factory=lambda: MappingProxyType({}))
     stop: Stop | None = None
     drains: Mapping[str, AnnouncedDrain] = field(default_factory=lambda: MappingProxyType({}))
     resized: Resized | None = None
@@ -273,7 +273,7 @@ class Head:
     lost_store_at: float = 0.0  # when this node received `lost_store`, on its clock
     lost_store_told: int = 0  # the revision at which `lost_store` was written
     hosted: Mapping[str, NodeWithStore] = field(default_factory=lambda: MappingProxyType({}))
-    tally: bytes = b""  # a packed `RunTally`; empty for none
+    tally: bytes = b""  # a packed `RunCounts`; empty for none
     moves: bool = False  # True: the store's host is about to leave, so no node may join through this store
     moves_over: Progress | None = None  # the progress before `moves`; members that leave later meet in the next store
 

@@ -117,7 +117,7 @@ class StopNegotiation:
         else:
             self._answers[node_id] = begun
 
-    def next_record(
+    def next_stop_record(
         self,
         round: int,
         standing: Stop | None,

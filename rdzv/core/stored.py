@@ -99,7 +99,7 @@ def _stored_fields(kind: type[Stored]) -> list[tuple[int, str, object]]:
 
 
 @functools.cache
-def _outside_fields(kind: type[Stored]) -> list[tuple[int, str]]:
+def _outside_field_places(kind: type[Stored]) -> list[tuple[int, str]]:
     return [(place, name) for place, name in enumerate(kind.fields) if name in kind.outside]
 
 
@@ -117,7 +117,7 @@ def _row_of_plain(kind: type[Stored], plain: Any, outside: dict[str, object]) ->
             return plain
         if len(plain) >= len(inside):
             del plain[len(inside) :]  # values that a later release has added
-            for place, name in _outside_fields(kind):
+            for place, name in _outside_field_places(kind):
                 plain.insert(place, outside[name])
             return plain
         plain = {name: one for (_, name, _), one in zip(inside, plain, strict=False)}  # an earlier release writes fewer

@@ -50,7 +50,7 @@ class _GoneMember(NamedTuple):
 
 
 class StuckMember(NamedTuple):
-    """For `View.apply_fact`: a member of this round must be expelled although its lease is live."""
+    """For `View.apply_task_result`: a member of this round must be expelled although its lease is live."""
 
     round: int
     arrival: int
@@ -59,14 +59,14 @@ class StuckMember(NamedTuple):
 
 
 class Standstill(NamedTuple):
-    """For `View.apply_fact`: a sentence saying that no member of this round makes progress, or empty."""
+    """For `View.apply_task_result`: a sentence saying that no member of this round makes progress, or empty."""
 
     round: int
     said: str
 
 
 class StopAnswer(NamedTuple):
-    """For `View.apply_fact`: the step that a member says it has begun; `begun` None: all answers so far are read."""
+    """For `View.apply_task_result`: the step that a member says it has begun; None: all answers so far are read."""
 
     node_id: str = ""
     begun: BegunStep | None = None
@@ -189,7 +189,7 @@ class View:
         believed = self.accusations.member_to_expel(round=self.number, live=self.live)
         return believed or next((one for one in self._stuck.items() if one[0] in self.live), None)
 
-    def apply_fact(self, fact: StuckMember | Standstill | StopAnswer) -> None:
+    def apply_task_result(self, fact: StuckMember | Standstill | StopAnswer) -> None:
         """Apply a fact from another task, unless it is about another round or arrival."""
         match fact:
             case StopAnswer(node_id, begun):
@@ -259,7 +259,7 @@ class View:
         if there is not None or node_id in self.members:
             self._note_gone(node_id, left=record is not None, at=now, why=why, address=there.address if there else "")
 
-    def set_needed(self, *, needed: int, now: float) -> None:
+    def set_min_nodes(self, *, needed: int, now: float) -> None:
         """Set the fewest nodes of a round."""
         self._needed = needed
         if self.synced:
@@ -308,7 +308,7 @@ class View:
                 left = unnamed > 0 or (self._moves and why == UNSEEN)
                 self._note_gone(node_id, left=left, at=None, why="" if left else why)
                 unnamed -= 1
-        self.absences.note_snapshot(self.records)
+        self.absences.mark_unseen_except(self.records)
         self._update_shortage(now)
         if said is None:
             return

@@ -126,7 +126,7 @@ def unblock_stderr_logging() -> None:
             handler.setStream(_LogStream())
 
 
-class StandardErrorHandler(logging.Handler):
+class NonBlockingStderrHandler(logging.Handler):
     """Logs to standard error without waiting for its reader."""
 
     def emit(self, record: logging.LogRecord) -> None:

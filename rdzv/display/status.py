@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rdzv._version import __version__
 from rdzv.config.resizing import describe_size
 from rdzv.core.absent import node_label
-from rdzv.core.report import as_of, count_states, node_states, pace_of_run, run_state
+from rdzv.core.report import count_states, node_states, pace_of_run, run_state, status_as_of
 from rdzv.display.history import utc_time
-from store.net.address import host_and_port
+from store.net.address import join_host_port
 from store.printable import abbreviate, in_words, printable
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def summary_lines(status: RunStatus) -> list[str]:
         f"state: {run_state(status, pace, found)[1]}",
     ]
     if status.round is not None and status.bootstrap is not None:
-        where = host_and_port(*status.bootstrap)
+        where = join_host_port(*status.bootstrap)
         lines.append(f"round {status.round}: world size {status.world_size}, rank 0 at {where}")
     counts = {name: found[name] for name in ("members", "waiting", "spares", "missing")}
     counts["refused"] = len(status.refused)
@@ -135,7 +135,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class TopState:
     """The contents of a screen. Times are in seconds."""
 
     status: RunStatus
@@ -145,9 +145,9 @@ class Frame:
     answers_in: float = 0.0  # the duration of the last round trip to the store
 
 
-def draw_screen(frame: Frame, *, height: int) -> list[Line]:
+def draw_screen(frame: TopState, *, height: int) -> list[Line]:
     """Return the screen's lines; the caller crops those beyond `height`."""
-    status = as_of(frame.status, frame.read_ago, reason=frame.status.reason)
+    status = status_as_of(frame.status, frame.read_ago, reason=frame.status.reason)
     first, *rest = summary_lines(status)
     lines = [_store_line(frame), Line(first, "bad" if status.missing_count else "good" if status.members else "")]
     lines += map(Line, rest)
@@ -162,7 +162,7 @@ def draw_screen(frame: Frame, *, height: int) -> list[Line]:
     return [line._replace(text=printable(line.text)) for line in lines]
 
 
-def _store_line(frame: Frame) -> Line:
+def _store_line(frame: TopState) -> Line:
     if frame.silent_for is not None:
         text = f"the store has not answered for {in_words(frame.silent_for)}; what follows is as it was before"
         return Line(text, "bad")

@@ -19,9 +19,9 @@ from rdzv.display.pages import live_page
 from rdzv.http.access_rules import access_rules_for
 from rdzv.http.listening import health, serve_routes
 from rdzv.http.metrics import CONTENT_TYPE, StoreMetrics
-from rdzv.http.run_reader import SPACED, RunReader, client_in_process
+from rdzv.http.run_reader import SPACED, RunReader, connect_in_process
 from rdzv.node.link.wakeup import Wakeup
-from store.net.address import host_and_port
+from store.net.address import join_host_port
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ async def serve(
 ) -> AsyncIterator[str]:
     """Serve HTTP, with the store's token and TLS, for the runs whose keys begin with `prefix`; yield the URL."""
     host, door = access_rules_for(host, token=token, secure=tls is not None, insecure=insecure)
-    async with client_in_process(server, token=token) as client:
+    async with connect_in_process(server, token=token) as client:
         site = _MonitoringPages(server, RunReader(client, prefix=prefix))
         measuring = asyncio.create_task(site.metrics.process.measure_loop_lag(), name="measure the loop's lag")
         try:
             async with serve_routes(site.routes(), door, server.table, host, port, tls) as bound:
-                yield f"{'http' if tls is None else 'https'}://{host_and_port(host or socket.gethostname(), bound)}"
+                yield f"{'http' if tls is None else 'https'}://{join_host_port(host or socket.gethostname(), bound)}"
                 site.leaving = True
                 site.runs.followed.listeners.notify()
         finally:
@@ -145,11 +145,11 @@ class _MonitoringPages:
 def security_policy_of(page: str) -> str:
     """Return the page's Content-Security-Policy: only the page's own script and style run, and no page may frame it."""
 
-    def hash_of(tag: str) -> str:
+    def csp_hash(tag: str) -> str:
         source = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
         return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
     return (
-        f"default-src 'none'; script-src {hash_of('script')}; style-src {hash_of('style')}; connect-src 'self'; "
+        f"default-src 'none'; script-src {csp_hash('script')}; style-src {csp_hash('style')}; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; img-src data:"
     )

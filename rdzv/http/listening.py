@@ -138,7 +138,7 @@ async def serve_routes(
     visitors = _HttpConnections(table)
     # The access rules run first: a client with a wrong token does not count as authenticated.
     application = web.Application(
-        middlewares=[_guard_by(door), visitors.serve_request], client_max_size=BODY_BYTES_MOST
+        middlewares=[_access_middleware(door), visitors.serve_request], client_max_size=BODY_BYTES_MOST
     )
     application.add_routes(routes)
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
@@ -163,7 +163,7 @@ async def serve_routes(
         await runner.cleanup()
 
 
-def _guard_by(door: AccessRules) -> Any:
+def _access_middleware(door: AccessRules) -> Any:
 
     @web.middleware
     async def guard_request(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -16,7 +16,7 @@ from rdzv.http.access_rules import access_rules_for
 from rdzv.http.listening import health, make_connection_table, serve_routes
 from rdzv.http.metrics import CONTENT_TYPE, ProcessMetrics, metric
 from rdzv.node.link.wakeup import Wakeup
-from store.net.address import host_and_port
+from store.net.address import join_host_port
 from store.printable import make_logger
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ async def serve_node(
             except OSError as error:
                 log.warning("node %s: metrics_port=%d serves nothing: %s", node.node_id, port, error.strerror or error)
             else:
-                at = host_and_port(host or "*", bound)
+                at = join_host_port(host or "*", bound)
                 log.info("run %s, node %s: its metrics are at %s/metrics", node.run_id, node.node_id, at)
             await metrics.process.measure_loop_lag(then=metrics.add_elapsed_time)
     finally:

@@ -47,10 +47,10 @@ class NoSuchRun(Exception):
 
 
 @contextlib.asynccontextmanager
-async def client_in_process(server: Server, *, token: Secret) -> AsyncIterator[Client]:
+async def connect_in_process(server: Server, *, token: Secret) -> AsyncIterator[Client]:
     """Connect a client to a store's server in this process, without port and TLS."""
 
-    async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
+    async def dial_in_process(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
@@ -58,7 +58,7 @@ async def client_in_process(server: Server, *, token: Secret) -> AsyncIterator[C
         await loop.connect_accepted_socket(partial(server.protocol, is_internal=True), theirs)
         return await loop.create_connection(factory, sock=ours)
 
-    async with Client(dial, name="its own store", token=token) as client:
+    async with Client(dial_in_process, name="its own store", token=token) as client:
         yield client
 
 
@@ -141,7 +141,7 @@ class RunReader:
 
     async def report(self, run_id: str) -> dict[str, Any]:
         """Return one run as `rdzv status --json` does, with history; raise `NoSuchRun` if it does not exist."""
-        await self._check_exists(run_id)
+        await self._check_run_exists(run_id)
         return await self._cached(run_id, partial(self._read_report, run_id))
 
     async def _read_report(self, run_id: str) -> dict[str, Any]:
@@ -160,11 +160,11 @@ class RunReader:
 
     async def history(self, run_id: str) -> tuple[History, float]:
         """Return a run's history and the present time on its clock; raise `NoSuchRun` if the run does not exist."""
-        await self._check_exists(run_id)
+        await self._check_run_exists(run_id)
         keys = Keys(self._prefix, run_id)
         return await read_history(self.client, keys), await read_run_clock(self.client, keys)
 
-    async def _check_exists(self, run_id: str) -> None:
+    async def _check_run_exists(self, run_id: str) -> None:
         if not await self.client.count(Keys(self._prefix, run_id).root):
             raise NoSuchRun(run_id)
 

@@ -11,7 +11,7 @@ from rdzv.core.round_life import NextAction as NextAction
 from rdzv.core.round_life import WorkPhase as WorkPhase
 from rdzv.core.state import MOVES as MOVES
 from rdzv.core.state import leaving_in_words as leaving_in_words
-from rdzv.core.stuck.tally import RunTally as RunTally
+from rdzv.core.stuck.tally import RunCounts as RunCounts
 from rdzv.errors import STATUS_MAX as STATUS_MAX
 from rdzv.shared_store.store import BlockingSharedStore as BlockingSharedStore
 from store.limits import is_loopback as is_loopback

@@ -30,10 +30,10 @@ def iterate_rounds(
     make: Callable[..., SomeRound], connecting: AbstractContextManager[Handler], options: LoopOptions
 ) -> Generator[SomeRound, None, None]:
     """Yield a run's rounds, made by `make`; enter the context of the handler, and leave it in the end."""
-    return _Rounds(_iterate_rounds(make, connecting, options))
+    return _RoundGenerator(_iterate_rounds(make, connecting, options))
 
 
-class _Rounds(Generator[SomeRound, None, None]):
+class _RoundGenerator(Generator[SomeRound, None, None]):
     """Rounds that raise if continued after an error: an ended generator looks like an ended run."""
 
     def __init__(self, rounds: Generator[SomeRound, None, None]) -> None:
@@ -97,7 +97,7 @@ class Round(MemberOfRound):
         raise mark_run(self.run_id, RoundChanged(f"{self!r} is over: {why}"))
 
     @property
-    def _as_async(self) -> BodyCalls:
+    def _async_view(self) -> BodyCalls:
         return cast("BodyCalls", self)  # this object has all methods that `BodyCalls` needs
 
     check = blocking(BodyCalls.check)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, Suppor
 from rdzv.config.config_errors import shown
 from rdzv.config.parameters import Parameter
 from rdzv.config.value_types import duration, whole_number
-from rdzv.core.round_life import Ending, EndKind, NextAction, find_give_up_in
+from rdzv.core.round_life import Ending, EndKind, NextAction, find_give_up_error
 from rdzv.core.stopping import as_step
-from rdzv.core.stuck.tally import RunTally
+from rdzv.core.stuck.tally import RunCounts
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -25,7 +25,7 @@ from rdzv.errors import (
 )
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.membership import Membership, Previous
-from store.errors import OfThisProcess
+from store.errors import NotPicklable
 from store.printable import make_logger
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class RoundLoop(Generic[SomeRound]):
         achieved = round.monitor.membership.beats.has_progressed or (progress is not None and self._finished > before)
 
         def count_round(tally: bytes) -> bytes:
-            return RunTally.of(tally).after(round.number, failed=round.monitor.has_failed, achieved=achieved).pack()
+            return RunCounts.of(tally).after(round.number, failed=round.monitor.round_failed, achieved=achieved).pack()
 
         if self.options.no_progress:
             with contextlib.suppress(RendezvousError):  # if the store stays unreachable, `next_rendezvous` raises
@@ -139,7 +139,7 @@ class RoundLoop(Generic[SomeRound]):
         if not self.options.no_progress:
             return
         value = await await_if_async(self._handler.change_tally(bytes))  # `bytes` returns the tally unchanged
-        fruitless = RunTally.of(value).fruitless
+        fruitless = RunCounts.of(value).fruitless
         if fruitless < self.options.no_progress:
             return
         reason = (
@@ -175,7 +175,7 @@ class Busy:
         self.__exit__()
 
 
-class MemberOfRound(OfThisProcess, ABC):
+class MemberOfRound(NotPicklable, ABC):
     """The part of a round that both twins share.
 
     Attributes:
@@ -272,7 +272,7 @@ class MemberOfRound(OfThisProcess, ABC):
                 error, in_node=lambda work: await_if_async(self._handler.call(work)), release=self._release_resources
             )
             if outcome is not NextAction.MEET_AGAIN:
-                verdict = find_give_up_in(error)
+                verdict = find_give_up_error(error)
                 if verdict is not None and isinstance(error, ExceptionGroup):
                     raise verdict from error
                 return False

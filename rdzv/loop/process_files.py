@@ -36,7 +36,7 @@ def follow_step_files(handler: NodeView, folder: Path) -> None:
         handler.start(_note_steps(node, membership, folder))
 
 
-def delete_old_steps(folder: Path) -> None:
+def clear_step_folder(folder: Path) -> None:
     """Delete an earlier round's steps; make the folder anew if `/tmp` was cleaned up."""
     with contextlib.suppress(OSError):  # the disk is full or read-only, which must not end a healthy node
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,20 +47,20 @@ def delete_old_steps(folder: Path) -> None:
 
 def note_steps_now(membership: Membership, folder: Path) -> None:
     """Read and record the step of a node's processes now."""
-    step = _last_step_of(folder)
+    step = _slowest_step(folder)
     if step is not None:
         membership.beats.beat(step)
 
 
 async def _note_steps(node: Node, membership: Membership, folder: Path) -> None:
     while membership.over is None:
-        step = await node.loop.run_in_thread(lambda: _last_step_of(folder))  # a disk that hangs must not block the node
+        step = await node.loop.run_in_thread(lambda: _slowest_step(folder))  # a disk that hangs must not block the node
         if step is not None:
             membership.beats.beat(step)
         await anyio.sleep(LOOKS_EVERY)
 
 
-def _last_step_of(folder: Path) -> int | None:
+def _slowest_step(folder: Path) -> int | None:
     steps = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
@@ -75,7 +75,7 @@ def _read_start(path: str | Path, most: int) -> bytes:
         return file.read(most)
 
 
-def exception_from_file(file: str | Path) -> str:
+def read_exception_line(file: str | Path) -> str:
     """Return the first line of a process's exception, as `@record` wrote it; "" if its error file has none."""
     try:
         message = json.loads(_read_start(file, ERROR_BYTES_MOST))["message"]

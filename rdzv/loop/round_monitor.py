@@ -22,8 +22,8 @@ from rdzv.core.round_life import (
     EndKind,
     NextAction,
     WorkPhase,
-    find_give_up_in,
-    is_own_failure,
+    find_give_up_error,
+    is_genuine_failure,
     loss_known_within,
 )
 from rdzv.core.state import Closed, NodesLeft, NodesLost
@@ -94,7 +94,7 @@ class RoundMonitor:
         return True in self._endings
 
     @property
-    def has_failed(self) -> bool:
+    def round_failed(self) -> bool:
         """True if the round has ended by a failure, a loss, or a departure in mid-step."""
         gone = (EndKind.LOST, EndKind.LEFT, EndKind.FAILED, EndKind.DROPPED)
         return self.blames_others or (self.ending is not None and self.ending.kind in gone)
@@ -189,7 +189,7 @@ class RoundMonitor:
         `release` ends other members' waits for this member. It is called after this member's report of its failure:
         members that fail because of this one must not report first.
         """
-        verdict = find_give_up_in(failure)
+        verdict = find_give_up_error(failure)
         if verdict is not None:
             await in_node(self._give_up(verdict))
             return NextAction.GIVE_UP
@@ -197,7 +197,7 @@ class RoundMonitor:
             if self.ending is None:
                 await in_node(self._wait_until_all_finish())
             return NextAction.MEET_AGAIN
-        is_own = is_own_failure(failure, self.node.run_id)
+        is_own = is_genuine_failure(failure, self.node.run_id)
         if is_own is None:
             return NextAction.RAISE
         if not is_own or self.has_ended_abruptly:
@@ -262,7 +262,7 @@ class RoundMonitor:
         if self.membership.round.size == 1:
             return False
         with contextlib.suppress(RendezvousError):  # the accusation only makes losses known sooner
-            await accuse_unknown_member(self.node, self.membership, how or repr(failure))
+            await report_unknown_death(self.node, self.membership, how or repr(failure))
         return True
 
     async def _wait_for_possible_loss(self) -> None:
@@ -284,7 +284,7 @@ class RoundMonitor:
         log.warning("run %s, round %d: %s", self.node.run_id, self.membership.round.number, what)
 
     async def _open_shared_store(self) -> SharedStore:
-        link, round = await self.node.open_link(), self.membership.round
+        link, round = await self.node.get_session(), self.membership.round
         store = shared_store(self.node, self.membership, link.store)
         store.prefix = self.node.keys.attempt(round.number, round.term)  # a full store reserves room for this prefix
         return store
@@ -337,8 +337,8 @@ def describe_gone_nodes(gone: NodesLost | NodesLeft) -> str:
     return f"{names} and {more} more" if more > 0 else names
 
 
-async def accuse_unknown_member(node: Node, membership: Membership, why: str) -> None:
+async def report_unknown_death(node: Node, membership: Membership, why: str) -> None:
     """Accuse an unknown member of having died: a disconnected member is then lost before `gone_ttl` has passed."""
-    link = await node.open_link()
+    link = await node.get_session()
     with contextlib.suppress(StoreError):
         await Run(link.store, node.keys, by=node.node_id).accuse(membership, UNKNOWN, why)

@@ -72,10 +72,10 @@ def iterate_rounds(
     make: Callable[..., SomeRound], handler: Handler, options: LoopOptions
 ) -> AsyncGenerator[SomeRound, None]:
     """Yield a run's rounds, made by `make`; enter the handler, and close it in the end."""
-    return _Rounds(_iterate_rounds(make, handler, options))
+    return _RoundGenerator(_iterate_rounds(make, handler, options))
 
 
-class _Rounds(AsyncGenerator[SomeRound, None]):
+class _RoundGenerator(AsyncGenerator[SomeRound, None]):
     """Rounds that raise if continued after an error or a cancellation: an ended generator looks like an ended run."""
 
     def __init__(self, rounds: AsyncGenerator[SomeRound, None]) -> None:

@@ -52,7 +52,7 @@ def blocking_method(
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
         node = self.node
         call = self._third_party_method(verb.__name__) if node is None else functools.partial(verb, node)
-        done: T = self.call(call(*args, **kwargs), must_complete=verbs.is_shielded(verb))
+        done: T = self.call(call(*args, **kwargs), must_complete=verbs.is_shielded_verb(verb))
         return done
 
     return method
@@ -132,7 +132,7 @@ class Handler(NodeView, RendezvousHandler):
     def connect(self) -> None:
         """Connect to the store, as `with rdzv.sync.connect(...)` does."""
         node = self.node
-        self.call(cast("Coroutine[Any, Any, object]", self._inner.__aenter__() if node is None else node.open_link()))
+        self.call(cast("Coroutine[Any, Any, object]", self._inner.__aenter__() if node is None else node.get_session()))
 
     def close(self) -> None:
         """Leave the round, stop coordinating, and disconnect for good. May be called twice."""

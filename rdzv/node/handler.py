@@ -56,7 +56,7 @@ def awaited_method(
 
     @functools.wraps(verb)
     async def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.call(verb(self.node, *args, **kwargs), must_complete=verbs.is_shielded(verb))
+        return await self.call(verb(self.node, *args, **kwargs), must_complete=verbs.is_shielded_verb(verb))
 
     return method
 
@@ -85,7 +85,7 @@ class Handler(NodeView, RendezvousHandler):
         except StoreUsageError as error:
             raise RendezvousStateError(str(error)) from None
         try:
-            await self.call(self.node.open_link())
+            await self.call(self.node.get_session())
         except BaseException:
             await self.aclose()  # the caller gets no handler to close
             raise
@@ -162,7 +162,7 @@ class Handler(NodeView, RendezvousHandler):
             RendezvousStateError: Another call of this handler is joining already.
         """
         ticket = JoinHandle()
-        self.node.close_with_loop(asyncio.get_running_loop())
+        self.node.close_when_loop_closes(asyncio.get_running_loop())
         joining = self.start(self.node.next_rendezvous(ticket, self._make_health_check()))
         try:
             await joining.end()
@@ -195,7 +195,7 @@ class Handler(NodeView, RendezvousHandler):
 
     def changes(self) -> Changes:
         """Return the round's changes as they happen: `async with handler.changes() as changes`; see `Changes`."""
-        return Changes(self.node, lambda: self.call(self.node.open_link()))
+        return Changes(self.node, lambda: self.call(self.node.get_session()))
 
     async def statuses(self) -> AsyncGenerator[RunStatus, None]:
         """Yield the run's status now, and after each change, until the run is closed."""

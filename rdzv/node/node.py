@@ -2,7 +2,7 @@
 
 A node runs in an event loop that no caller can block (`NodeLoop`). Other threads call only "thread-safe" methods.
 
-From `open_link` to `aclose`, a node has a `StoreSession`, its connection to a store. If another store replaces it, the
+From `get_session` to `aclose`, it has a `StoreSession`, its connection to a store. If another store replaces that, the
 link and the node's membership end, and `next_rendezvous` makes a new link.
 """
 
@@ -28,13 +28,13 @@ from rdzv.listeners import Listeners
 from rdzv.node.coordinator.election import start_candidacy
 from rdzv.node.link.ports import HeldPort
 from rdzv.node.link.store_session import StoreEndingError, StoreSession
-from rdzv.node.member.joining import Joining
+from rdzv.node.member.joining import JoinAttempt
 from rdzv.node.member.leaving import Withdrawal, announce_store_move
 from rdzv.node.member.lost_store import carry_over_run, remember_lost_store
 from rdzv.node.member.membership_watcher import MembershipWatcher
 from rdzv.node.member.node_state import NodeState
 from store import StoreError, StoreReplaced, StoreUsageError
-from store.errors import OfThisProcess
+from store.errors import NotPicklable
 from store.keeping import RELEASE_WITHIN
 from store.net.process import host_name
 from store.printable import make_logger
@@ -66,7 +66,7 @@ class JoinHandle:
     abandoned: bool = False
 
 
-class Node(OfThisProcess):
+class Node(NotPicklable):
     """One node of a run.
 
     `open_store` makes the client of each store that the node connects to. `rng` is for jitter, and for the node's name
@@ -127,7 +127,7 @@ class Node(OfThisProcess):
         """Call back when this node's lease has ended by the node's clock, unless the run is known to be closed."""
         self.part.on_lease_lost = lambda: callback() if self.head.closed is None else None
 
-    def close_with_loop(self, caller: asyncio.AbstractEventLoop) -> None:
+    def close_when_loop_closes(self, caller: asyncio.AbstractEventLoop) -> None:
         """If the caller's event loop is closed without closing this node, close the node."""
 
         def close_if_loop_closed() -> None:
@@ -161,13 +161,13 @@ class Node(OfThisProcess):
             finally:
                 await self._stack.aclose()
 
-    async def open_link(self) -> StoreSession:
+    async def get_session(self) -> StoreSession:
         """Return the link to the store. If the node has none, or its store is lost, make a new link."""
         self.check_usable()
         if self._link is not None and self._link.follower.error is None:
             return self._link
         self.time = asyncio.get_running_loop().time
-        # After another call's failed attempt, this call has the remaining time for its own; `_new_link` limits it, too.
+        # After another call's failed attempt, this call has the remaining time for its own; `_new_session` limits it.
         until = self.time() + self.settings.join_timeout + EARLIER_CALLER if self._connecting.locked() else math.inf
         async with self._connecting:
             self.check_usable()
@@ -176,14 +176,14 @@ class Node(OfThisProcess):
             if self._link is None:
                 within = until - self.time() if self._store_gone is None else ANOTHER_STORE_WITHIN
                 with anyio.move_on_after(within) as self._connecting_scope:
-                    self._link = await self._new_link()
+                    self._link = await self._new_session()
                 self._connecting_scope = None
                 self.check_usable()  # raises if the node was closed while connecting
                 if self._link is None:
-                    raise self.connection_error(self._store_gone or self._unreached)
+                    raise self.translate_store_error(self._store_gone or self._unreached)
             return self._link
 
-    async def _new_link(self) -> StoreSession:
+    async def _new_session(self) -> StoreSession:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 client = await stack.enter_async_context(self._open_store())
@@ -208,10 +208,10 @@ class Node(OfThisProcess):
                     raise link.follower.error
                 self._link_stack = stack.pop_all()
         except StoreReplaced:  # another store has replaced the first: connect to the new one
-            return await self._new_link()
+            return await self._new_session()
         except (StoreError, TimeoutError) as error:
             self._unreached = error
-            raise self.connection_error(error) from error
+            raise self.translate_store_error(error) from error
         return link
 
     async def _keep_naming_host(self, store: Store) -> None:
@@ -242,7 +242,7 @@ class Node(OfThisProcess):
         with anyio.CancelScope(shield=True):
             await stack.aclose()
 
-    def connection_error(self, error: BaseException) -> RendezvousError:
+    def translate_store_error(self, error: BaseException) -> RendezvousError:
         """Return the error of this package for a failure of the store."""
         what = str(error) or "the store does not answer"
         if self.store_loss is not None:
@@ -311,10 +311,10 @@ class Node(OfThisProcess):
     async def _join_any_store(
         self, clock: JoinClock, examine: Callable[[], Awaitable[str | None]] | None
     ) -> Membership:
-        link = await self.open_link()
+        link = await self.get_session()
         while True:
             try:
-                joining = Joining(self.part, self._leaving, link, clock, start_candidacy=start_candidacy)
+                joining = JoinAttempt(self.part, self._leaving, link, clock, start_candidacy=start_candidacy)
                 return await joining.join(examine)
             except StoreReplaced as error:
                 # Join in the new store (S10), where rounds have higher numbers than the caller knows (S13).
@@ -325,7 +325,7 @@ class Node(OfThisProcess):
                 self.part.set_wait_reason(f"{error}; waiting for the next one")
                 self.handed_on, lost = True, error
             except StoreError as error:
-                raise self.connection_error(error) from error
+                raise self.translate_store_error(error) from error
             clock.set_suspended(suspended=False, now=anyio.current_time())
             with anyio.move_on_after(clock.seconds_left(anyio.current_time())) as limit:
                 link = await self._find_next_store(link, lost)
@@ -339,7 +339,7 @@ class Node(OfThisProcess):
                     await self._disconnect(error)
             if self.handed_on:
                 await anyio.sleep(self._rng.uniform(*NEXT_STORE_EVERY))
-            link = await self.open_link()
+            link = await self.get_session()
             with contextlib.suppress(StoreError):
                 if self.handed_on:
                     ending = link.follower.head.moves or await link.store.get(self.keys.ending) is not None
@@ -448,10 +448,10 @@ class Node(OfThisProcess):
 
     async def call_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
         """Run `work` with the store client; raise errors of this package for those of the store."""
-        link = await self.open_link()
+        link = await self.get_session()
         try:
             return await work(link.store)
         except StoreUsageError as error:
             raise RendezvousSettingsError(f"run {self.run_id}, node {self.node_id}: {error}") from error
         except StoreError as error:
-            raise self.connection_error(error) from error
+            raise self.translate_store_error(error) from error

@@ -58,11 +58,11 @@ class MembershipQueries:
     # Returns a context for a wait for members, given a function that returns the awaited keys in words.
     waiting: Callable[[Callable[[], str]], AbstractContextManager[object]] = nullcontext
     interrupted: Callable[[], object] = lambda: None  # called when a member's loss or the round's end ends a call
-    roster: MemberNames | None = None
+    roster: AbsenteeNames | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberNames:
+class AbsenteeNames:
     """Names members missing at a barrier.
 
     The key `key(rank)` holds names of several members; `read` returns them by rank. `absence(name)` returns
@@ -150,7 +150,7 @@ class FencedCall:
         if reason is not None:
             raise self._superseded_error(reason)
 
-    def raise_timeout(self, message: str, *, keys: tuple[str, ...]) -> NoReturn:
+    def raise_timeout_or_loss(self, message: str, *, keys: tuple[str, ...]) -> NoReturn:
         """Raise SharedStoreTimeoutError for missing keys; before the deadline, MembersLostError or RoundChanged."""
         lost, timed_out = self._lost_members(), SharedStoreTimeoutError(message, keys=keys, timeout=self.seconds)
         if not (lost or self._wait_ended) or self.now() >= self._deadline:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from rdzv.config.config_errors import shown
 from rdzv.errors import QueueEmptyError
-from rdzv.shared_store.arguments import valid_int, valid_items, valid_key, valid_keys, valid_value
+from rdzv.shared_store.arguments import items_as_tuple, valid_int, valid_key, valid_keys, valid_value
 from rdzv.shared_store.fencing import NAMED_MAX, QUEUES, VALUES, OutOfTimeError, names_in_words
 from store import when
 from store.messages import (
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import timedelta
 
-    from rdzv.shared_store.fencing import FencedCall, MemberNames, MembershipQueries
+    from rdzv.shared_store.fencing import AbsenteeNames, FencedCall, MembershipQueries
     from store.messages import Operation
 
 PREFIX_MAX: Final = 4096  # letters of a listing's prefix; keys are shorter
@@ -58,10 +58,10 @@ class RoundKeys(ABC):
     _company: MembershipQueries
 
     @abstractmethod
-    def _begin_call(self, timeout: timedelta | float | None = None) -> FencedCall: ...
+    def _new_fenced_call(self, timeout: timedelta | float | None = None) -> FencedCall: ...
 
     @abstractmethod
-    def _new_unique_name(self) -> str: ...
+    def _new_queue_item_name(self) -> str: ...
 
     def _value_key(self, key: str) -> str:
         return self.prefix + VALUES + valid_key(key)
@@ -76,23 +76,23 @@ class Operations(RoundKeys):
 
     async def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        await self._begin_call()(Put(self._value_key(key), valid_value(value), None, self.lease))
+        await self._new_fenced_call()(Put(self._value_key(key), valid_value(value), None, self.lease))
 
     async def get(self, key: str) -> bytes:
         """Wait for a key, and read it."""
-        (value,) = await _wait_and_get_all(self._begin_call(), (key,), (self._value_key(key),))
+        (value,) = await _wait_and_get_all(self._new_fenced_call(), (key,), (self._value_key(key),))
         return value
 
     async def multi_get(self, keys: Iterable[str]) -> list[bytes]:
         """Wait for all keys, and read them at one revision."""
         names = valid_keys(keys)
-        return await _wait_and_get_all(self._begin_call(), names, tuple(map(self._value_key, names)))
+        return await _wait_and_get_all(self._new_fenced_call(), names, tuple(map(self._value_key, names)))
 
     async def wait(self, keys: Iterable[str], timeout: timedelta | float | None = None) -> None:
         """Wait until all keys exist."""
         names = valid_keys(keys)
         held = tuple(map(self._value_key, names))
-        ask = self._begin_call(timeout)
+        ask = self._new_fenced_call(timeout)
         try:
             await ask(Wait(keys=held))
         except OutOfTimeError:
@@ -103,28 +103,28 @@ class Operations(RoundKeys):
     async def check(self, keys: Iterable[str]) -> bool:
         """Return True if all keys exist now."""
         conditions = tuple(when.exists(self._value_key(key)) for key in valid_keys(keys))
-        return (await self._begin_call()(Transact(when=conditions, then=()))).succeeded
+        return (await self._new_fenced_call()(Transact(when=conditions, then=()))).succeeded
 
     async def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
         """Write several values at once; the last value of a repeated key counts."""
         names = valid_keys(keys)
-        contents = [valid_value(value) for value in valid_items(values, "values")]
+        contents = [valid_value(value) for value in items_as_tuple(values, "values")]
         if len(names) != len(contents):
             raise ValueError(f"multi_set has {len(names)} keys and {len(contents)} values; give one value for each key")
         writes = {self._value_key(key): value for key, value in zip(names, contents, strict=True)}
         puts = tuple(Put(key, value, lease=self.lease) for key, value in writes.items())
-        await self._begin_call()(Transact(when=(), then=puts))
+        await self._new_fenced_call()(Transact(when=(), then=puts))
 
     async def add(self, key: str, amount: int) -> int:
         """Add to a key's decimal number, or to 0 if the key is missing; return the sum."""
         number = valid_int(amount, "amount")
         if abs(number) > ADD_MAX:
             raise ValueError(f"the amount {shown(number)} does not fit in the store's 64 bits")
-        return (await self._begin_call()(Add(self._value_key(key), number, self.lease))).value
+        return (await self._new_fenced_call()(Add(self._value_key(key), number, self.lease))).value
 
     async def append(self, key: str, value: str | bytes) -> None:
         """Append to a key's value; a missing key counts as empty."""
-        await self._begin_call()(Append(self._value_key(key), valid_value(value), self.lease))
+        await self._new_fenced_call()(Append(self._value_key(key), valid_value(value), self.lease))
 
     async def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """Write the desired value if the key holds the expected one, or is missing and the expected one is empty.
@@ -132,7 +132,7 @@ class Operations(RoundKeys):
         Return the key's value after the call; the expected value if the key is missing.
         """
         held, wanted, new = self._value_key(key), valid_value(expected_value), valid_value(desired_value)
-        ask = self._begin_call()
+        ask = self._new_fenced_call()
         may_create = not wanted
         while True:
             # One request creates the key, the other replaces its value: if one fails, try the other.
@@ -151,22 +151,22 @@ class Operations(RoundKeys):
 
     async def delete_key(self, key: str) -> bool:
         """Delete a key; return True if it existed."""
-        return (await self._begin_call()(Delete(self._value_key(key)))).count > 0
+        return (await self._new_fenced_call()(Delete(self._value_key(key)))).count > 0
 
     async def list_keys(self) -> list[str]:
         """Return this round's keys that hold values, sorted; as in PyTorch, without queues."""
-        return await _list_value_keys(self._begin_call(), self.prefix)
+        return await _list_value_keys(self._new_fenced_call(), self.prefix)
 
     async def num_keys(self) -> int:
         """Return the number of this round's keys that hold values."""
-        return len(await _list_value_keys(self._begin_call(), self.prefix))
+        return len(await _list_value_keys(self._new_fenced_call(), self.prefix))
 
     async def queue_push(self, key: str, value: str | bytes) -> None:
         """Append an item to a queue."""
         mark = self._value_key(key)
-        item = Put(self._queue_prefix(key) + self._new_unique_name(), valid_value(value), lease=self.lease)
+        item = Put(self._queue_prefix(key) + self._new_queue_item_name(), valid_value(value), lease=self.lease)
         writes = item, Put(mark, MARK, lease=self.lease)
-        ask = self._begin_call()
+        ask = self._new_fenced_call()
         starts = True  # assume an empty queue; otherwise the transaction writes nothing
         while True:
             condition = when.missing(mark) if starts else when.value(mark) == MARK
@@ -181,13 +181,13 @@ class Operations(RoundKeys):
     async def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take the first item of a queue. If the queue is empty, wait, or without `block` raise `QueueEmptyError`."""
         mark, prefix = self._value_key(key), self._queue_prefix(key)
-        ask = self._begin_call()
+        ask = self._new_fenced_call()
         while True:
             listing = await ask(List(prefix=prefix, keys_only=True))
             items = sorted(filter(None, listing.entries), key=lambda item: item.create_revision)
             for item in items:
                 # All earlier items have been taken by now, so this item is the queue's first.
-                popped = await _pop_item(ask, item, mark, is_last=item is items[-1])
+                popped = await _pop_queue_item(ask, item, mark, is_last=item is items[-1])
                 if popped is not None:
                     return popped
             if not items and not block:
@@ -197,7 +197,7 @@ class Operations(RoundKeys):
 
     async def queue_len(self, key: str) -> int:
         """Return the number of items in a queue, 0 if it does not exist."""
-        return (await self._begin_call()(Count(prefix=self._queue_prefix(key)))).count
+        return (await self._new_fenced_call()(Count(prefix=self._queue_prefix(key)))).count
 
     async def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
         """Wait for `world_size` callers of this barrier. Each key serves one barrier; timed-out callers still count."""
@@ -212,7 +212,7 @@ class Operations(RoundKeys):
             *(Put(mark, b"", lease=self.lease) for mark in marks),
         )
         go: tuple[Operation, ...] = Add(members, -1, self.lease), *map(Delete, marks)
-        ask = self._begin_call(timeout)
+        ask = self._new_fenced_call(timeout)
         is_last = (await _transact_and_get_sum(ask, come)) >= size
         if not is_last:
             try:
@@ -221,9 +221,9 @@ class Operations(RoundKeys):
                 found, is_over = (await ask(GetMany(keys=(members, last)))).entries
                 if is_over is None:  # the key `last` is missing, so not all callers have come
                     there = found.value.decode() if found is not None else "none"
-                    missing = await _describe_missing(ask, roster, came, size, there) if roster is not None else ""
+                    missing = await _name_missing_ranks(ask, roster, came, size, there) if roster is not None else ""
                     text = f"the barrier {shown(key)} timed out after {ask.seconds:g} s: {there} of {size} came"
-                    ask.raise_timeout(text + missing, keys=(f"{key}/last_member",))
+                    ask.raise_timeout_or_loss(text + missing, keys=(f"{key}/last_member",))
         try:
             inside = await _transact_and_get_sum(ask, (*go, Put(last, b"1", lease=self.lease)) if is_last else go)
             if inside <= 0:  # the last caller to leave deletes the keys, as programs may use many barriers
@@ -268,7 +268,7 @@ async def _read_values(ask: FencedCall, held: tuple[str, ...]) -> list[bytes] | 
     return [found[key] for key in held]
 
 
-async def _pop_item(ask: FencedCall, item: Entry, mark: str, *, is_last: bool) -> bytes | None:
+async def _pop_queue_item(ask: FencedCall, item: Entry, mark: str, *, is_last: bool) -> bytes | None:
     """Take this item; return None if another caller took it, or if the queue must be read again."""
     unchanged = when.mod_revision(item.key) == item.mod_revision
     take = Get(item.key), Delete(item.key)
@@ -292,7 +292,7 @@ async def _wait_for_push(ask: FencedCall, key: str, mark: str) -> None:
         listing = await ask(Wait(keys=(mark,)))
     except OutOfTimeError:
         message = f"nothing was pushed to the queue {shown(key)} within {ask.seconds:g} s"
-        ask.raise_timeout(message, keys=(key,))
+        ask.raise_timeout_or_loss(message, keys=(key,))
     if any(entry is not None and entry.value != MARK for entry in listing.entries):
         raise _not_a_queue_error(key)
 
@@ -313,7 +313,7 @@ async def _list_value_keys(ask: FencedCall, prefix: str) -> list[str]:
     return [key for key in of_values if _escape_slashes(key) not in of_queues]
 
 
-async def _describe_missing(ask: FencedCall, roster: MemberNames, came_prefix: str, size: int, there: str) -> str:
+async def _name_missing_ranks(ask: FencedCall, roster: AbsenteeNames, came_prefix: str, size: int, there: str) -> str:
     came = {key.removeprefix(came_prefix) for key in await _keys_under(ask, came_prefix)}
     if str(len(came)) != there:
         return ""  # the missing ranks are unknown: for example, one rank has called twice
@@ -338,7 +338,7 @@ def _popped_value(result: TransactionResult) -> bytes | None:
 def _raise_timeout(ask: FencedCall, names: tuple[str, ...], missing: tuple[str, ...]) -> NoReturn:
     of_all = f" ({len(missing)} of {len(names)} keys)" if len(names) > 1 else ""
     message = f"wait timed out after {ask.seconds:g} s, still missing: {names_in_words(missing)}{of_all}"
-    ask.raise_timeout(message, keys=missing)
+    ask.raise_timeout_or_loss(message, keys=missing)
 
 
 def _not_a_queue_error(key: str) -> ValueError:

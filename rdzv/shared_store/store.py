@@ -32,7 +32,7 @@ from rdzv.errors import RendezvousStateError
 from rdzv.shared_store.fencing import FencedCall, MembershipQueries, keys_in_words
 from rdzv.shared_store.operations import Operations, RoundKeys
 from store.calls import blocking
-from store.errors import ConnectionLost, OfThisProcess, WaitEnded
+from store.errors import ConnectionLost, NotPicklable, WaitEnded
 from store.messages import Response, waits
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class _SharedStoreBase(RoundKeys, Generic[C]):
     async def _ask(self, request: Request[Any], left: float) -> Response:
         """Make one request within `left` seconds."""
 
-    def _begin_call(self, timeout: timedelta | float | None = None) -> FencedCall:
+    def _new_fenced_call(self, timeout: timedelta | float | None = None) -> FencedCall:
         return FencedCall(
             self._ask,
             prefix=self.prefix,
@@ -111,7 +111,7 @@ class _SharedStoreBase(RoundKeys, Generic[C]):
         """Return a context that reports a request as a wait if the request waits for other members."""
         return self._company.waiting(partial(keys_in_words, self.prefix, request)) if waits(request) else nullcontext()
 
-    def _new_unique_name(self) -> str:
+    def _new_queue_item_name(self) -> str:
         return secrets.token_hex(16)
 
     @property
@@ -140,7 +140,7 @@ class _SharedStoreBase(RoundKeys, Generic[C]):
         return copied
 
 
-class LazyClient(OfThisProcess):
+class LazyClient(NotPicklable):
     """A client that connects at its first request, in the caller's loop, and again after a failure."""
 
     def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[Store]]) -> None:
@@ -268,7 +268,7 @@ class BlockingSharedStore(_SharedStoreBase["BlockingStore"]):
     barrier = blocking(Operations.barrier)
 
     @property
-    def _as_async(self) -> Operations:
+    def _async_view(self) -> Operations:
         return cast("Operations", self)  # this object has all attributes that `Operations` needs
 
     async def _ask(self, request: Request[R], left: float) -> R:

@@ -133,7 +133,7 @@ class Cluster:
         """End all processes and free everything; repeated calls do nothing."""
         if not self._over:
             self._over = True
-            with self._story.with_logs():
+            with self._story.capture_logs():
                 self._world.timeline.end()
             self._store.close()
 
@@ -163,7 +163,7 @@ class Cluster:
         """Play some virtual seconds; raise ClusterError if a body fails, or members disagree about their round."""
         self._check_open()
         timeline = self._world.timeline
-        with self._story.with_logs():
+        with self._story.capture_logs():
             try:
                 timeline.run(timeline.now + seconds)
             except ClusterError:
@@ -433,7 +433,7 @@ class Cluster:
             self._director.call_later(seconds, action)
 
     def _say_if_failed(self, begun: Call[None] | Call[Resized]) -> None:
-        def say_error() -> None:
+        def say_if_failed() -> None:
             try:
                 begun.result()
             except Exception as error:  # noqa: BLE001  the story has the error
@@ -441,7 +441,7 @@ class Cluster:
             except asyncio.CancelledError:
                 pass
 
-        begun.over.call(say_error)
+        begun.over.call(say_if_failed)
 
 
 cluster: Final = Cluster  # the name that callers use
@@ -464,7 +464,7 @@ def _inject_faults(cluster: Cluster, rng: random.Random, *, faults: Sequence[str
     now = over_at = 0.0
     back_at: list[_Later] = []
     for moment in moments:
-        now = _advance_with_actions(cluster, now, moment, back_at)
+        now = _advance_with_due_actions(cluster, now, moment, back_at)
         kind = rng.choice(list(faults))
         seconds = rng.choice((SHORT, MIDDLING, LONG)) * rng.uniform(0.5, 1.5)
         over_at = max(over_at, moment + seconds)
@@ -496,7 +496,7 @@ def _inject_faults(cluster: Cluster, rng: random.Random, *, faults: Sequence[str
                     least, most = (int(cluster.settings[name]) for name in ("min_nodes", "max_nodes"))
                     cluster.resize(max_nodes=rng.randint(least, most + 2))
                     back_at.append((moment + seconds, partial(_undo_resize, cluster, most)))
-    _advance_with_actions(cluster, now, max([over_at, *(at for at, _ in back_at)]), back_at)
+    _advance_with_due_actions(cluster, now, max([over_at, *(at for at, _ in back_at)]), back_at)
 
 
 def _undo_resize(cluster: Cluster, most: int) -> None:
@@ -504,7 +504,7 @@ def _undo_resize(cluster: Cluster, most: int) -> None:
         cluster.resize(max_nodes=most)
 
 
-def _advance_with_actions(cluster: Cluster, now: float, until: float, back_at: list[_Later]) -> float:
+def _advance_with_due_actions(cluster: Cluster, now: float, until: float, back_at: list[_Later]) -> float:
     back_at.sort(key=itemgetter(0))
     while back_at and back_at[0][0] <= until:
         at, action = back_at.pop(0)

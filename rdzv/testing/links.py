@@ -11,7 +11,7 @@ import enum
 from collections import deque
 from typing import Protocol
 
-__all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Link", "MemoryTransport", "link_aliases"]
+__all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Duplex", "MemoryTransport", "link_aliases"]
 
 EVERYTHING = "*"
 
@@ -30,18 +30,18 @@ class LinkNetwork(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
     def draw_latency(self) -> float: ...
-    def new_pipe(self) -> Pipe: ...
+    def new_one_way_pipe(self) -> Pipe: ...
 
 
-class Link:
+class Duplex:
     """One connection; `client` is the dialer's transport, `server` the listener's."""
 
     def __init__(self, network: LinkNetwork, *, dialer: tuple[str, int], target: str, client: End, server: End) -> None:
         self.name: str = _link_name(dialer, target)
         self.names: set[str] = link_aliases(dialer, target)
         self.target = target
-        self._upward = network.new_pipe()
-        self._downward = network.new_pipe()
+        self._upward = network.new_one_way_pipe()
+        self._downward = network.new_one_way_pipe()
         listener = (target, 0)
         self.client: MemoryTransport = MemoryTransport(client, self._upward, self._downward, dialer, listener)
         self.server: MemoryTransport = MemoryTransport(server, self._downward, self._upward, listener, dialer)
@@ -104,7 +104,7 @@ class MemoryTransport(asyncio.Transport):
         """End the outgoing stream; receiving continues."""
         if not self._end_sent:
             self._end_sent = True
-            self._outgoing.send(LinkEnding.END)
+            self._outgoing.send(PipeSignal.END)
 
     def close(self) -> None:
         """Stop receiving; close once the write buffer is empty."""
@@ -172,7 +172,7 @@ class MemoryTransport(asyncio.Transport):
         if silently:
             self._outgoing.clear()
         elif not self._end_sent:
-            self._outgoing.send(LinkEnding.END)
+            self._outgoing.send(PipeSignal.END)
         self._closing = self._end_sent = self.is_lost = True
         self.loop = self._outgoing.network_loop  # later bytes reach the operating system, not the process
         self._incoming.on_receiver_death()
@@ -186,7 +186,7 @@ class MemoryTransport(asyncio.Transport):
         """Pass bytes to the protocol; return how many it accepted."""
         if self._closing:
             if self.is_lost:
-                self._outgoing.send(LinkEnding.RESET)
+                self._outgoing.send(PipeSignal.RESET)
             return len(data)
         try:
             if isinstance(self._protocol, asyncio.BufferedProtocol):
@@ -197,9 +197,9 @@ class MemoryTransport(asyncio.Transport):
             self._report_protocol_error(error)
         return len(data)
 
-    def receive_signal(self, signal: LinkEnding) -> None:
+    def receive_signal(self, signal: PipeSignal) -> None:
         """Handle the end of the peer's stream, or a reset."""
-        if signal is LinkEnding.RESET:
+        if signal is PipeSignal.RESET:
             self._outgoing.clear()
             self.lose_connection(ConnectionResetError("Connection reset by peer"))
         elif not self._closing:
@@ -250,11 +250,11 @@ class MemoryTransport(asyncio.Transport):
 
     def _reset_peer(self, error: Exception | None) -> None:
         self._outgoing.clear()
-        self._outgoing.send(LinkEnding.RESET)
+        self._outgoing.send(PipeSignal.RESET)
         self.lose_connection(error)
 
 
-class LinkEnding(enum.Enum):
+class PipeSignal(enum.Enum):
     """The items of a pipe other than bytes."""
 
     END = "the sender sends no more"
@@ -270,7 +270,7 @@ class Pipe:
     def __init__(self, network: LinkNetwork) -> None:
         self._network = network
         self.network_loop: asyncio.AbstractEventLoop = network.loop
-        self._under_way: deque[tuple[float, memoryview | LinkEnding]] = deque()
+        self._under_way: deque[tuple[float, memoryview | PipeSignal]] = deque()
         self._bytes_under_way = 0
         self._last_due = 0.0
         self._held = False
@@ -280,7 +280,7 @@ class Pipe:
     def bytes_beyond_socket_buffers(self) -> int:
         return max(0, self._bytes_under_way - self._network.socket_buffer_bytes)
 
-    def send(self, item: memoryview | LinkEnding) -> None:
+    def send(self, item: memoryview | PipeSignal) -> None:
         # Latencies are random, but no piece overtakes an earlier one.
         self._last_due = max(self._last_due, self.network_loop.time() + self._network.draw_latency())
         self._under_way.append((self._last_due, item))
@@ -328,7 +328,7 @@ class Pipe:
             return
         entry = self._under_way[0]  # one piece at a time: the protocol may pause, close or cut the link
         due, item = entry
-        if isinstance(item, LinkEnding):
+        if isinstance(item, PipeSignal):
             self._under_way.popleft()
             self.receiver.receive_signal(item)
         else:

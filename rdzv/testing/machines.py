@@ -13,7 +13,7 @@ from rdzv.node.link.ports import HeldPort
 from rdzv.node.node import Node
 from rdzv.testing.disk import Disk, SimulatedJournal
 from rdzv.testing.network import MemoryNetwork
-from rdzv.testing.timeline import Timeline
+from rdzv.testing.timeline import SimulatedTime
 from store.client.client import Client
 from store.engine.engine import Engine
 from store.limits import Limits
@@ -37,8 +37,8 @@ class World:
 
     network_kind: ClassVar[type[MemoryNetwork]] = MemoryNetwork
 
-    def __init__(self, seed: int, *, timeline: Timeline | None = None, **of_network: Any) -> None:
-        self.timeline: Timeline = timeline or Timeline(seed)
+    def __init__(self, seed: int, *, timeline: SimulatedTime | None = None, **of_network: Any) -> None:
+        self.timeline: SimulatedTime = timeline or SimulatedTime(seed)
         self.network_host: SimulatedLoop = self.timeline.host("the network")
         rng = random.Random(f"network {seed}")
         self.network: MemoryNetwork = self.network_kind(rng=rng, loop=self.network_host, **of_network)

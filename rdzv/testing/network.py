@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Link, MemoryTransport, Pipe, link_aliases
+from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Duplex, MemoryTransport, Pipe, link_aliases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ class MemoryNetwork:
         self._rng = rng or random.Random(0)
         self.socket_buffer_bytes = socket_buffer_bytes
         self._listeners: dict[str, Listener] = {}
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, Duplex] = {}
         self._numbers = itertools.count(1)
         self._refused: set[str] = set()
         self._partitioned: set[str] = set()
@@ -96,7 +96,7 @@ class MemoryNetwork:
         here = asyncio.get_running_loop()
         protocol = protocol_factory()
         server = (listener.protocol_factory(), listener.loop or here)
-        link = Link(self, dialer=dialer, target=name, client=(protocol, here), server=server)
+        link = Duplex(self, dialer=dialer, target=name, client=(protocol, here), server=server)
         self._links[link.name] = link
         self._hold_if_partitioned(link)
         try:
@@ -114,7 +114,7 @@ class MemoryNetwork:
         link.client.connect()
         return link.client, protocol
 
-    def links(self, which: str = EVERYTHING) -> list[Link]:
+    def links(self, which: str = EVERYTHING) -> list[Duplex]:
         """Return the open links of this name, the oldest first."""
         # Remove closed links here, as a link does not report its end.
         self._links = {name: link for name, link in self._links.items() if not link.is_over}
@@ -143,7 +143,7 @@ class MemoryNetwork:
     def partition(self, which: str = EVERYTHING) -> None:
         """Hold all bytes and dials until `heal`, without an error at either end."""
         self._partitioned.add(which)
-        self._update_holds()
+        self._apply_partitions()
 
     def heal(self, which: str = EVERYTHING) -> None:
         """End a partition, or with `EVERYTHING` all partitions; deliver the held bytes in order."""
@@ -151,7 +151,7 @@ class MemoryNetwork:
             self._partitioned.clear()
         else:
             self._partitioned.discard(which)
-        self._update_holds()
+        self._apply_partitions()
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
             if not waiter.done():
@@ -169,15 +169,15 @@ class MemoryNetwork:
         """Return the next latency, in seconds."""
         return self._rng.uniform(*self._latency) if isinstance(self._latency, tuple) else self._latency
 
-    def new_pipe(self) -> Pipe:
+    def new_one_way_pipe(self) -> Pipe:
         """Return one direction of a new link."""
         return Pipe(self)
 
-    def _update_holds(self) -> None:
+    def _apply_partitions(self) -> None:
         for link in self._links.values():
             self._hold_if_partitioned(link)
 
-    def _hold_if_partitioned(self, link: Link) -> None:
+    def _hold_if_partitioned(self, link: Duplex) -> None:
         held = not link.names.isdisjoint(self._partitioned)
         link.hold(upward=held, downward=held)
 

@@ -62,7 +62,7 @@ class Story:
             self.lines.append(f"{self._now():10.3f}  {what}")
 
     @contextlib.contextmanager
-    def with_logs(self) -> Iterator[None]:
+    def capture_logs(self) -> Iterator[None]:
         """Send the library's log records to the story only, during the context."""
         teller = _StoryLogHandler(self)
         loggers = [logging.getLogger(name) for name in LOGGERS]

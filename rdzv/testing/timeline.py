@@ -1,6 +1,6 @@
 """Processes on virtual time: each has an event loop and a clock, and can be stopped and killed.
 
-    timeline = Timeline(seed=7)
+    timeline = SimulatedTime(seed=7)
     a = timeline.host("a", rate=1.01)       # its clock gains one second in a hundred
     a.start(main())
     timeline.run(60.0)
@@ -49,7 +49,7 @@ NO_THREADS = (
 )
 
 
-class Timeline:
+class SimulatedTime:
     """The true time, and the order of all events."""
 
     def __init__(self, seed: int = 0, *, kind: type[SimulatedLoop] | None = None) -> None:
@@ -159,7 +159,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     _ready: deque[asyncio.Handle]
     _asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]]
 
-    def __init__(self, timeline: Timeline, name: str, rate: float) -> None:
+    def __init__(self, timeline: SimulatedTime, name: str, rate: float) -> None:
         super().__init__()
         self._timeline = timeline
         self.name = name
@@ -339,7 +339,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return not self.dead
 
 
-def _refuse(_: SimulatedLoop, what: str, *__: object, **___: object) -> NoReturn:
+def _raise_unsupported(_: SimulatedLoop, what: str, *__: object, **___: object) -> NoReturn:
     raise RuntimeError(
         f"virtual time has no {what}: they would come at a random moment. In a body of rdzv.testing.cluster, leave "
         f"them out; test code that needs them with rdzv.testing.processes"
@@ -357,4 +357,4 @@ for _what, _names in {
     ),
 }.items():
     for _name in _names.split():
-        setattr(SimulatedLoop, _name, functools.partialmethod(_refuse, _what))
+        setattr(SimulatedLoop, _name, functools.partialmethod(_raise_unsupported, _what))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rdzv.config.config_errors import refuse
 from rdzv.loop import Keys
 from rdzv.torch.pytorch import RendezvousBackend, torch_api
-from rdzv.torch.store import open_store
+from rdzv.torch.store import open_blocking_client
 from store import StoreError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class TorchRendezvousBackend(RendezvousBackend):
     def __init__(self, url: str, run_id: str, **overrides: Any) -> None:
         if not run_id:
             refuse("the run_id is empty; give the job a name")
-        self._client, settings = open_store(url, overrides)
+        self._client, settings = open_blocking_client(url, overrides)
         self._key = Keys(settings.prefix, run_id).root + "torch/state"
         weakref.finalize(self, self._client.close).atexit = False  # PyTorch has no call to close it
 

@@ -38,7 +38,7 @@ class GlooSockets:
 
     def note_address(self, value: str | bytes) -> None:
         """Record the address of a member's gloo if this value of the store contains one."""
-        if isinstance(value, bytes) and len(value) > ADDRESS_BYTES and (address := _address_in(value)) is not None:
+        if isinstance(value, bytes) and len(value) > ADDRESS_BYTES and (address := _parse_address(value)) is not None:
             self._addresses.add(address)
 
     def shut_down(self) -> None:
@@ -58,7 +58,7 @@ class GlooSockets:
         return peer is not None and not self._addresses.isdisjoint((peer, _socket_address(number, "getsockname")))
 
 
-def _address_in(value: bytes) -> Address | None:
+def _parse_address(value: bytes) -> Address | None:
     """Return the address in a member's value: host name, address, and more, each after its length."""
     host = int.from_bytes(value[:8], sys.byteorder)
     if host <= HOST_BYTES_MAX and value[8 + host : 16 + host] == ADDRESS_BYTES.to_bytes(8, sys.byteorder):

@@ -139,13 +139,13 @@ class RoundGroup:
             self._sockets.shut_down()
             if self._making.locked():
                 # Shut down sockets in a new thread: gloo retries for ten seconds, and this may be the node's thread.
-                threading.Thread(target=self._shut_down_until_made, name="rdzv group abort", daemon=True).start()
+                threading.Thread(target=self._interrupt_group_making, name="rdzv group abort", daemon=True).start()
         aborting = self._aborting
         if self._uses_nccl and abort_process_group is not None and (aborting is None or not aborting.is_alive()):
             self._aborting = threading.Thread(target=_abort_all, name="rdzv group abort", daemon=True)
             self._aborting.start()
 
-    def _shut_down_until_made(self) -> None:
+    def _interrupt_group_making(self) -> None:
         while not self._making.acquire(timeout=LOOK_AGAIN_AFTER):
             self._sockets.shut_down()
         self._sockets.shut_down()

@@ -25,14 +25,14 @@ from rdzv.config.settings import PARAMETERS, read
 from rdzv.display.standard_error import unblock_stderr_logging
 from rdzv.loop import MOVES, EndKind, in_thread, leaving_in_words
 from rdzv.loop.own_folder import make_process_folder
-from rdzv.loop.process_files import BEAT_DIR, delete_old_steps, follow_step_files
+from rdzv.loop.process_files import BEAT_DIR, clear_step_folder, follow_step_files
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.loop.rounds import make_handler
-from rdzv.torch.agent.screen import Screen, configure_logging, exit_with_error, signal_reason
+from rdzv.torch.agent.screen import HandlerLog, configure_logging, exit_with_error, signal_reason
 from rdzv.torch.agent.signals import EndSignals
-from rdzv.torch.agent.unnamed_run import NO_NAME, reopen_if_ended
+from rdzv.torch.agent.unnamed_run import NO_NAME, reopen_closed_run
 from rdzv.torch.agent.worker_ends import WorkerEnds
-from rdzv.torch.pytorch import KEYS_BY_RESTARTS, Agent, dist, end_of_agent, find_agent, runs_under_torchrun, torch_api
+from rdzv.torch.pytorch import KEYS_BY_RESTARTS, Agent, dist, find_agent, find_agent_end, runs_under_torchrun, torch_api
 from rdzv.torch.store import TorchStore
 from rdzv.torch.tcp_store import WorkersStore, add_port_remedy, open_tcp_store, serve_workers
 from store.printable import make_logger
@@ -158,7 +158,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 exit_with_error(error)
             raise
         self._graceful_exit: Exception | None = None
-        self._screen = Screen(self._run_id)
+        self._screen = HandlerLog(self._run_id)
         self._signals = EndSignals(self._is_host, partial(self._screen.log_signal, serves_for=None), self._mark_leaving)
         self._tcp_store: Any = None  # this round's TCPStore, which at rank 0 serves until it is deleted
         self._workers_store: WorkersStore | None = None  # at rank 0
@@ -200,21 +200,21 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         monitor.start()
         handler.start(monitor.wait_for_end())
         if agent is not None:
-            self._worker_ends = WorkerEnds(handler.start, lambda how: monitor.claim_end(self._with_remedy(how)))
+            self._worker_ends = WorkerEnds(handler.start, lambda how: monitor.claim_end(self._with_port_remedy(how)))
             self._worker_ends.watch_workers(agent.next_pids_reader(), agent.read_error_of)
         if self._beats is None:
             self._beats = make_process_folder("rdzv-beats-")
             # Not a TemporaryDirectory, as forked children would remove it.
             weakref.finalize(self, _remove_unless_forked, os.getpid(), self._beats)
             os.environ[BEAT_DIR] = str(self._beats)
-        delete_old_steps(self._beats)
+        clear_step_folder(self._beats)
         follow_step_files(handler, self._beats)
 
     def _log_ending(self, agent: Agent | None, ending: Ending) -> None:
         """Log a round's end, in a thread: standard error may block."""
         handler = self._handler
         if handler is not None:
-            done = agent is not None and agent.is_done
+            done = agent is not None and agent.has_succeeded
             with contextlib.suppress(ours.RendezvousStateError):  # raised while the handler is being closed
                 handler.start(in_thread(partial(self._screen.log_round_end, ending, handler.closed, done=done)))
 
@@ -275,7 +275,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _next_usable_round(self) -> sync.RendezvousInfo:
         began = time.monotonic()
         handler, agent = self._connected_handler(), find_agent()
-        self._end_monitoring(self._with_remedy(agent.problem) if agent is not None else "")
+        self._end_monitoring(self._with_port_remedy(agent.problem) if agent is not None else "")
         while True:
             self._close_tcp_stores()
             with self._screen.log_waits(handler):
@@ -290,7 +290,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             if all_here:
                 self._screen.log_round(handler, again=self._was_member, seconds=time.monotonic() - began)
                 self._begin_monitoring(handler)
-                self._keep_logs(agent, info.round)
+                self._preserve_round_logs(agent, info.round)
                 return info
             log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
 
@@ -314,14 +314,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._workers_store.close()
         self._workers_store = None
 
-    def _with_remedy(self, how: str) -> str:
+    def _with_port_remedy(self, how: str) -> str:
         return add_port_remedy(how) if self.use_agent_store else how
 
-    def _keep_logs(self, agent: Agent | None, round: int) -> None:
+    def _preserve_round_logs(self, agent: Agent | None, round: int) -> None:
         """Keep the last round's logs: PyTorch deletes logs unless it counts a restart."""
         if agent is not None and self._logs_of is not None:
             try:
-                agent.keep_logs(self._logs_of)
+                agent.preserve_round_logs(self._logs_of)
             except OSError as error:
                 if not self._logs_lost:
                     log.warning("run %s: PyTorch may delete the logs of earlier rounds: %s", self._run_id, error)
@@ -340,7 +340,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 if self._run_id != NO_NAME or self._was_member or was_open:
                     raise
                 left = self._settings.join_timeout - (time.monotonic() - began)
-                if not reopen_if_ended(self._choices.url, self._choices.overrides, wait=left):
+                if not reopen_closed_run(self._choices.url, self._choices.overrides, wait=left):
                     raise
 
     def _connected_handler(self) -> sync.Handler:
@@ -422,13 +422,13 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._close_tcp_stores()
             atexit.unregister(self._leave_at_exit)
             self._close_handler()
-        if self._graceful_exit is not None and end_of_agent().has_no_result:
+        if self._graceful_exit is not None and find_agent_end().has_no_result:
             raise self._graceful_exit from None
         return True
 
     def _close_or_leave(self) -> None:
         # After a signal, only PyTorch 2.4 calls `shutdown`, in its signal handler.
-        end = end_of_agent()
+        end = find_agent_end()
         if end.signal is not None:
             if self._handler is not None:  # a node that was still connecting has no handler
                 self._mark_leaving(end.signal)
@@ -441,7 +441,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 log.warning("run %s goes on without this node, which was dropped and does not come again", self._run_id)
             elif end.has_failed and self._was_member:
                 # The run failed, so spares must not exit with success.
-                handler.give_up(self._with_remedy(end.why), status=1)
+                handler.give_up(self._with_port_remedy(end.why), status=1)
             else:
                 handler.set_closed(end.why if self._was_member else "shut down before it began")
 

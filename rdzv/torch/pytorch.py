@@ -31,7 +31,7 @@ except ImportError as _error:
         f"or without a GPU first: pip install torch --index-url https://download.pytorch.org/whl/cpu"
     ) from _error
 
-from rdzv.loop.process_files import exception_from_file
+from rdzv.loop.process_files import read_exception_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -107,15 +107,15 @@ def destroy_process_groups() -> None:
     """Destroy all process groups, also right after a collective: a thread frees them after `LETS_GO_AFTER`."""
     groups = list(world_of_groups.pg_map) if world_of_groups is not None else []
     dist.destroy_process_group()
-    threading.Thread(target=_release_groups, args=(groups,), name="rdzv group end", daemon=False).start()
+    threading.Thread(target=_release_groups_later, args=(groups,), name="rdzv group end", daemon=False).start()
 
 
-def _release_groups(groups: list[Any]) -> None:
+def _release_groups_later(groups: list[Any]) -> None:
     time.sleep(LETS_GO_AFTER)
     groups.clear()
 
 
-def bind_work_to_gpu(work: Callable[..., T]) -> Callable[..., T]:
+def wrap_for_current_gpu(work: Callable[..., T]) -> Callable[..., T]:
     """Wrap work so that another thread runs it on this thread's GPU, if any."""
     if not torch.cuda.is_initialized():
         return work
@@ -158,7 +158,7 @@ class Agent:
     itself: Any = None  # the agent
 
     @property
-    def is_done(self) -> bool:
+    def has_succeeded(self) -> bool:
         """True if the workers have succeeded: the agent only waits for the other agents."""
         return bool(getattr(self.group, "state", "") == "SUCCEEDED")
 
@@ -175,9 +175,9 @@ class Agent:
     def read_error_of(self, local_rank: int) -> str:
         """Return the content of a worker's error file."""
         files = getattr(getattr(self.itself, "_pcontext", None), "error_files", {})
-        return exception_from_file(files[local_rank]) if local_rank in files else ""
+        return read_exception_line(files[local_rank]) if local_rank in files else ""
 
-    def keep_logs(self, round: int) -> None:
+    def preserve_round_logs(self, round: int) -> None:
         """Rename a round's log folder if PyTorch is about to empty it; raise OSError on failure."""
         specs = getattr(self.itself, "_logs_specs", None)
         remaining = getattr(self.itself, "_remaining_restarts", None)
@@ -240,7 +240,7 @@ class AgentEnd:
     has_no_result: bool  # the agent raised AttributeError for a missing result, as when a spare ends well
 
 
-def end_of_agent() -> AgentEnd:
+def find_agent_end() -> AgentEnd:
     """Return the end of the agent that shuts its handler down; without an error or failed worker, it has succeeded."""
     error, agent, how = sys.exception(), find_agent(), ""
     if isinstance(error, ChildFailedError):
@@ -255,7 +255,7 @@ def end_of_agent() -> AgentEnd:
 
 def describe_failure(failure: Any) -> str:
     """Describe a worker's failure, PyTorch's `ProcessFailure`."""
-    return describe_worker_end(failure.local_rank, failure.exitcode, exception_from_file(failure.error_file))
+    return describe_worker_end(failure.local_rank, failure.exitcode, read_exception_line(failure.error_file))
 
 
 def describe_worker_end(local_rank: int, status: int, raised: str) -> str:

@@ -28,7 +28,7 @@ from rdzv.loop import rounds as awaited
 from rdzv.loop.member import LoopOptions, MemberOfRound
 from rdzv.torch.group import RoundGroup, refuse_existing_group
 from rdzv.torch.interrupted_step import StepUndo
-from rdzv.torch.pytorch import RELEASE, bind_work_to_gpu, dist, reconfigure_handle
+from rdzv.torch.pytorch import RELEASE, dist, reconfigure_handle, wrap_for_current_gpu
 from rdzv.torch.state import broadcast_state
 from rdzv.torch.store import TorchStore
 
@@ -147,7 +147,7 @@ class _RoundWithGroup(MemberOfRound):
         interrupted: StepUndo,
     ) -> None:
         self._interrupted = interrupted
-        self._was_announced = loop.last is not None and not loop.last.monitor.has_failed
+        self._was_announced = loop.last is not None and not loop.last.monitor.round_failed
         self._torch_store = TorchStore(shared, timeout)  # PyTorch keeps only the C++ half of the store alive
         self.group = RoundGroup(
             self._torch_store, rank=self.rank, world_size=self.world_size, backend=backend, timeout=timeout
@@ -172,7 +172,7 @@ class _RoundWithGroup(MemberOfRound):
         self.group.close()
         self._torch_store.end(f"round {self.number} of run {self.run_id}")
 
-    def _synchronize(self, model: Any, optimizer: Any, extra: Any) -> Any:
+    def _synchronize_state(self, model: Any, optimizer: Any, extra: Any) -> Any:
         source = self.newest[0] if self.newest is not None else 0
         self._interrupted.undo_step(model, optimizer, announced=self._was_announced)
         extra = broadcast_state(source, rank=self.rank, lags=self.lags, model=model, optimizer=optimizer, extra=extra)
@@ -229,7 +229,7 @@ class TorchRound(_RoundWithGroup, blocking.Round):
                 both shapes), and the other members meet again without this one; or the model is sharded
                 (`fully_shard`).
         """
-        return self._synchronize(model, optimizer, extra)
+        return self._synchronize_state(model, optimizer, extra)
 
 
 class AsyncTorchRound(_RoundWithGroup, awaited.Round):
@@ -278,7 +278,7 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
         store, and returns after the work, which would else write to the model in the next round. If the round's end
         cancels a call whose work succeeds, return its result, so that the caller counts the step.
         """
-        doing = self._loop.run_in_executor(self._thread, functools.partial(bind_work_to_gpu(work), *arguments))
+        doing = self._loop.run_in_executor(self._thread, functools.partial(wrap_for_current_gpu(work), *arguments))
         try:
             return await asyncio.shield(doing)
         except asyncio.CancelledError:
@@ -298,7 +298,7 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
 
     async def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
         """Bring all members to the state with the most finished steps; see `TorchRound.sync_state`."""
-        return await self.in_thread(self._synchronize, model, optimizer, extra)
+        return await self.in_thread(self._synchronize_state, model, optimizer, extra)
 
 
 def rendezvous_reconfigure(round: blocking.Round | AsyncTorchRound, group: Any = None) -> tuple[int, list[str]]:

@@ -42,7 +42,7 @@ def broadcast_state(source: int, *, rank: int, lags: bool, model: Any, optimizer
         told = [(_without_tensors(own, tensors), _without_tensors(rest, tensors), extra)]
     dist.broadcast_object_list(told, src=source)
     places, rest, extra = told[0]
-    _raise_if_any_differs(_find_difference(places, _without_tensors(own, [])))
+    _raise_if_any_differs(_find_tensor_mismatch(places, _without_tensors(own, [])))
     with torch.no_grad():
         later: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, place in places.items():
@@ -111,7 +111,7 @@ def _broadcast_tensor(tensor: torch.Tensor, source: int) -> torch.Tensor:
     return sent
 
 
-def _find_difference(there: dict[str, _TensorPlace], here: dict[str, _TensorPlace]) -> str | None:
+def _find_tensor_mismatch(there: dict[str, _TensorPlace], here: dict[str, _TensorPlace]) -> str | None:
     for name in dict.fromkeys([*there, *here]):
         if name not in here or name not in there:
             return f"{name} is missing {'here' if name not in here else 'at the newest'}; {REMEDY}"

@@ -43,20 +43,20 @@ OVERTIME: Final = 0.3  # seconds after its time limit in which a call that is ma
 DEFAULT_TIMEOUT: Final = timedelta(seconds=300)  # PyTorch's default for a store
 
 
-def open_store(url: str, overrides: Mapping[str, Any]) -> tuple[BlockingStore, Settings]:
+def open_blocking_client(url: str, overrides: Mapping[str, Any]) -> tuple[BlockingStore, Settings]:
     """Return a blocking client of a URL's store, and the settings."""
     handler = make_handler(url if split_url(url).run_id else replace(split_url(url), run_id="default").url, overrides)
     return handler.open_blocking_store(), handler.settings
 
 
-def split_url_segments(url: str) -> tuple[str, str]:
+def split_after_run_id(url: str) -> tuple[str, str]:
     """Split off the segments after the run's name."""
     parts = split_url(url)
     run_id, _, segments = parts.run_id.partition("/")
     return (replace(parts, run_id=run_id).url if segments else url), segments.strip("/")
 
 
-def _origin_of(settings: Settings) -> Origin:
+def _reopen_arguments(settings: Settings) -> Origin:
     """Return the URL and the parameters by which another process opens a `TorchStore`, without any secret's value."""
     names = ("token_file", "ca", "cert", "key", "user", "password_file", "prefix")
     overrides = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
@@ -93,7 +93,7 @@ def _with_torch_errors(method: Callable[Concatenate[TorchStore, P], T]) -> Calla
     return call
 
 
-def _call_shared(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
+def _shared_method(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
     @_with_torch_errors
     @functools.wraps(method)
     def call(self: TorchStore, /, *arguments: P.args, **keywords: P.kwargs) -> T:
@@ -104,7 +104,7 @@ def _call_shared(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Ca
 
 
 class _RecordedKeys(threading.local):
-    """Per thread: the keys that a `PrefixStore` asks for while `_prefix_of` runs; None at other times."""
+    """Per thread: the keys that a `PrefixStore` asks for while `_prefix_of_store` runs; None at other times."""
 
     keys: list[str] | None = None
 
@@ -149,14 +149,14 @@ class TorchStore(dist.Store):
     def __init__(self, url: str | BlockingSharedStore, timeout: timedelta = DEFAULT_TIMEOUT, **overrides: Any) -> None:
         super().__init__()
         os.environ.setdefault(GLOO_EXTENDED_API, "1")
-        patch_prefix_store(TorchStore, _prefix_of)
+        patch_prefix_store(TorchStore, _prefix_of_store)
         self.overheard_by: Callable[[str | bytes], object] | None = None
         self._origin: Origin | None = None
         self._owns_client = isinstance(url, str)
         if isinstance(url, str):
-            url, segments = split_url_segments(url)
-            client, settings = open_store(url, overrides)
-            self._origin = _origin_of(settings)
+            url, segments = split_after_run_id(url)
+            client, settings = open_blocking_client(url, overrides)
+            self._origin = _reopen_arguments(settings)
             root = Keys(settings.prefix, settings.run_id).root
             prefix = f"{root}torch/segments/{segments}/" if segments else f"{root}torch/store/"
             self._shared = _open_shared_store(client, url, prefix=prefix, fence=(), lease=None, timeout=timeout)
@@ -172,7 +172,7 @@ class TorchStore(dist.Store):
     def of_round(cls, shared: BlockingSharedStore, timeout: timedelta, settings: Settings) -> TorchStore:
         """Return a round's store; the settings make it picklable."""
         store = cls(shared, timeout)
-        store._origin = _origin_of(settings)
+        store._origin = _reopen_arguments(settings)
         return store
 
     def _shared_here(self) -> BlockingSharedStore:
@@ -198,17 +198,17 @@ class TorchStore(dist.Store):
                 "this TorchStore was made of a shared store, which does not say where it is; "
                 "make it of a URL, or make another one in the other process"
             )
-        return _unpickled, (origin, shared.prefix, shared.fence, shared.lease, self.timeout)
+        return _unpickle_torch_store, (origin, shared.prefix, shared.fence, shared.lease, self.timeout)
 
-    add = _call_shared(BlockingSharedStore.add)
-    append = _call_shared(BlockingSharedStore.append)
-    compare_set = _call_shared(BlockingSharedStore.compare_set)
-    delete_key = deleteKey = _call_shared(BlockingSharedStore.delete_key)  # noqa: N815  C++'s name
-    num_keys = getNumKeys = _call_shared(BlockingSharedStore.num_keys)  # noqa: N815  C++'s name
-    list_keys = _call_shared(BlockingSharedStore.list_keys)
-    queue_push = _call_shared(BlockingSharedStore.queue_push)
-    queue_pop = _call_shared(BlockingSharedStore.queue_pop)
-    queue_len = _call_shared(BlockingSharedStore.queue_len)
+    add = _shared_method(BlockingSharedStore.add)
+    append = _shared_method(BlockingSharedStore.append)
+    compare_set = _shared_method(BlockingSharedStore.compare_set)
+    delete_key = deleteKey = _shared_method(BlockingSharedStore.delete_key)  # noqa: N815  C++'s name
+    num_keys = getNumKeys = _shared_method(BlockingSharedStore.num_keys)  # noqa: N815  C++'s name
+    list_keys = _shared_method(BlockingSharedStore.list_keys)
+    queue_push = _shared_method(BlockingSharedStore.queue_push)
+    queue_pop = _shared_method(BlockingSharedStore.queue_pop)
+    queue_len = _shared_method(BlockingSharedStore.queue_len)
 
     @_with_torch_errors
     def set(self, key: str, value: str | bytes) -> None:
@@ -261,7 +261,7 @@ class TorchStore(dist.Store):
     @_with_torch_errors
     def check(self, keys: Iterable[str]) -> bool:
         """Return True if all keys exist."""
-        if _recorded_keys.keys is not None:  # called by `_prefix_of`: only record the keys
+        if _recorded_keys.keys is not None:  # called by `_prefix_of_store`: only record the keys
             _recorded_keys.keys.extend(keys)
             return True
         return self._shared_here().check(keys)
@@ -315,10 +315,10 @@ def _open_shared_store(client: BlockingStore, url: str, *, timeout: timedelta, *
     return BlockingSharedStore(client, timeout=timeout, **rest)
 
 
-def _unpickled(
+def _unpickle_torch_store(
     origin: Origin, prefix: str, fence: tuple[Condition, ...], lease: int | None, timeout: timedelta
 ) -> TorchStore:
-    client, _ = open_store(*origin)
+    client, _ = open_blocking_client(*origin)
     shared = _open_shared_store(client, origin[0], prefix=prefix, fence=fence, lease=lease, timeout=timeout)
     store = TorchStore(shared, timeout)
     store._origin, store._owns_client = origin, True
@@ -328,7 +328,7 @@ def _unpickled(
 _PREFIX_PROBE: Final = "rdzv/which-prefix-is-this"
 
 
-def _prefix_of(store: Any) -> str:
+def _prefix_of_store(store: Any) -> str:
     """Return the prefix of a `PrefixStore` over a `TorchStore`, taken from a key that the `PrefixStore` asks for."""
     _recorded_keys.keys = []
     try:

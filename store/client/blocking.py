@@ -90,7 +90,7 @@ class Client(interface.BlockingStore):
             shared.check_usable_for(request)
             answer = channel.call(request, timeout)[0]
             if type(request) in LEASED:
-                self._note_lease(request, answer, channel)
+                self._note_channel_leases(request, answer, channel)
             return answer
         finally:
             if parks:
@@ -139,7 +139,7 @@ class Client(interface.BlockingStore):
             self.shared.channels.append(channel)
             return channel
 
-    def _note_lease(self, request: Request[Any], answer: Any, channel: Channel) -> None:
+    def _note_channel_leases(self, request: Request[Any], answer: Any, channel: Channel) -> None:
         """Note in `channel.leases` the leases that may end early if the channel's connection is lost."""
         granted: dict[int, float] = {}
         match request:

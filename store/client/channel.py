@@ -201,7 +201,7 @@ class Channel:
         self._attempt, self._welcomed_at = 0, time.monotonic()
         self._shared.outages.note_end(self._welcomed_at)
         if item in self.connection.take_lost_requests():
-            raise self.connection.forgotten_error
+            raise self.connection.session_forgotten_error
         # `interrupt` has no effect on a channel without a socket, so check again once there is one.
         check()
         for grant in self.connection.abandoned_grants:
@@ -213,7 +213,7 @@ class Channel:
             raise _TimedOut
         # Pause also if the last connection ended early: a server may close each one soon after its welcome.
         if self._attempt or now - self._welcomed_at < LASTED:
-            pause = self._timeouts.retry_pause(max(self._attempt - 1, 0), away=self._shared.outages.current_outage(now))
+            pause = self._timeouts.retry_pause(max(self._attempt - 1, 0), away=self._shared.outages.outage_seconds(now))
             if now + pause >= deadline:
                 time.sleep(deadline - now)
                 raise _TimedOut
@@ -235,7 +235,7 @@ class Channel:
             if not isinstance(error, TimeoutError) or time.monotonic() < deadline:
                 raise
             if self._problem == dialing.NEVER_ANSWERED:
-                self._problem = dialing.describe(TimeoutError())
+                self._problem = dialing.error_text(TimeoutError())
             raise _TimedOut from None
         self._shared.cuts.note_connect_attempt(None)
         self._timeouts.note_connect_time(time.monotonic() - began)
@@ -283,7 +283,7 @@ class Channel:
         while answer is None:
             data = self._read(deadline)
             try:
-                answer = self.connection.single_answer(data, item)
+                answer = self.connection.decode_single_answer(data, item)
             except ProtocolError as error:
                 raise self._error_to_raise(error) from None
             if answer is not None:
@@ -438,7 +438,7 @@ class Channel:
         """Note a lost connection; raise `error` if it came from a signal's handler."""
         if raised_by_signal(error):
             raise error
-        self._problem = self._shared.problem = dialing.describe(error)
+        self._problem = self._shared.problem = dialing.error_text(error)
         if self.connection.welcomed is not None:
             self._shared.cuts.note_end()
         self._close_socket()

@@ -84,7 +84,7 @@ class Watch(interface.Watch):
                 yield events
             if self._overrun:
                 self._overrun = False
-                self.resume()
+                self.ensure_open()
             if self._ended is not None:
                 raise self._ended
             self._news.clear()
@@ -106,7 +106,7 @@ class Watch(interface.Watch):
         """Reopen the watch: the server closed it because this client reads too slowly."""
         self._cursor.note_progress(revision)
         self._mark_closed()
-        self.resume()
+        self.ensure_open()
 
     def note_progress(self, revision: int) -> None:
         """Note that all events up to this revision have arrived."""
@@ -118,7 +118,7 @@ class Watch(interface.Watch):
         if self._is_open:
             self._mark_closed()
 
-    def resume(self) -> None:
+    def ensure_open(self) -> None:
         """Reopen the watch if it is not open."""
         if self._id is None and self._ended is None and not self._overrun and self._client.connected:
             self._opening = asyncio.create_task(self._reopen(), name=f"reopen a watch at {self._client.name}")
@@ -140,7 +140,7 @@ class Watch(interface.Watch):
             await self._open(None)
         except WatchCompacted as error:
             if self._cursor.note_compacted():
-                self.resume()
+                self.ensure_open()
             else:
                 self.end(error)
         except ConnectionLost:
@@ -287,11 +287,11 @@ class Client(Reconnecting):
         self.writes_max: int = int(welcome.limits.get("writes_max", self.writes_max))
         self.lease_ttl_max: float = welcome.limits.get("lease_ttl_max", self.lease_ttl_max)
         for item in self._connection.take_lost_requests():
-            item.settle(self._connection.forgotten_error)
+            item.settle(self._connection.session_forgotten_error)
         for item in list(self._connection.in_flight.values()):
             self._send(item)
         for watch in self.watching:
-            watch.resume()
+            watch.ensure_open()
         self.notify_connection_change(True)
 
     def _handle_disconnect(self) -> None:

@@ -23,7 +23,7 @@ from store.net.dialing import (
     NEVER_ANSWERED,
     SAYS_NOTHING,
     TcpDialer,
-    describe,
+    error_text,
     exhausted_limit,
     silent_close_error,
     untrusted_error,
@@ -44,7 +44,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class Connection(asyncio.Protocol):
-    """One connection, which measures the server's silence, and buffers received bytes until `start_delivery`."""
+    """One connection, which measures the server's silence, and buffers received bytes until `hand_to_client`."""
 
     def __init__(self, owner: Reconnecting) -> None:
         self._loop = asyncio.get_running_loop()
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
             close_in_children(self, self._socket)
 
     def data_received(self, data: bytes) -> None:
-        """Pass received bytes to the owner, or buffer them until `start_delivery`."""
+        """Pass received bytes to the owner, or buffer them until `hand_to_client`."""
         if self._early is None:
             self._owner.handle_bytes(self, data)
             return
@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
         if not self.spoken.done():
             self.spoken.set_result(True)
 
-    def start_delivery(self) -> None:
+    def hand_to_client(self) -> None:
         """Give the connection to the client, with the bytes received so far."""
         self.expect_answer()
         early, self._early = self._early or [], None
@@ -339,7 +339,7 @@ class Reconnecting(interface.Store):
                 if isinstance(error, ssl.SSLCertVerificationError) and not self.has_met_store:
                     self.fail(untrusted_error(self.name, error))
                     raise untrusted_error(self.name, error) from None
-                self.last_problem = describe(error)
+                self.last_problem = error_text(error)
                 self._cuts.note_connect_attempt(error)
                 if exhausted_limit(error) and not self.has_met_store:  # this process has no file or thread left
                     lost = ConnectionLost(f"{self.name} cannot be asked: {self.last_problem}", maybe_applied=False)
@@ -375,7 +375,9 @@ class Reconnecting(interface.Store):
                 link.abort()
         if links:
             self.timeouts.note_connection_replaced()
-        self.last_problem = SAYS_NOTHING[self._secure] if links and not self.has_met_store else describe(TimeoutError())
+        self.last_problem = (
+            SAYS_NOTHING[self._secure] if links and not self.has_met_store else error_text(TimeoutError())
+        )
         return None
 
     async def _run_connection(self, link: Connection) -> tuple[bool, Connection | None]:
@@ -384,7 +386,7 @@ class Reconnecting(interface.Store):
         self._connection.start_connection(nonce=secrets.token_bytes(16))
         successor: Connection | None = None
         try:
-            link.start_delivery()
+            link.hand_to_client()
             while successor is None and not link.over:
                 await link.changed.wait()
                 link.changed.clear()
@@ -397,7 +399,7 @@ class Reconnecting(interface.Store):
                 link.abort()
             else:
                 link.farewell = link.farewell or "it was silent, and a fresh connection was not"
-            self.last_problem = link.farewell or describe(link.error)
+            self.last_problem = link.farewell or error_text(link.error)
             welcomed, self.connected = self.connected, False
             self._drop_previous()
             self._link, self._writable = None, True

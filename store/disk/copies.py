@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from store.disk import rows
 from store.disk.diagnosis import explaining_errors
-from store.disk.directory import FILE, UNFINISHED, make_file, release_lock, rename_durably, serving_process, take_lock
+from store.disk.directory import FILE, UNFINISHED, create_file, release_lock, rename_durably, serving_process, take_lock
 from store.disk.verification import check_format, migrate, open_read_only, verify
 from store.errors import StoreUsageError
 
@@ -37,7 +37,7 @@ class StoreReport:
 def create_store(path: Path, store_id: str) -> None:
     """Create an empty store under a temporary name, and rename it when it is complete."""
     partial = _clear_temporary_path(path)
-    make_file(partial)
+    create_file(partial)
     with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
         database.execute("PRAGMA auto_vacuum=INCREMENTAL")  # must be set before the first table is made
         database.executescript(f"PRAGMA fullfsync=ON; BEGIN; {rows.SCHEMA} PRAGMA user_version={rows.FORMAT};")
@@ -57,11 +57,11 @@ def check(directory: Path) -> StoreReport:
     """Verify all of a store; raise `StoreUsageError` with the problem and the remedy."""
     path = directory / FILE
     with explaining_errors(path), serving_process(directory) as process:
-        _check_exists(path)
+        _check_store_exists(path)
         version = verify(directory, served=process is not None)
         if version != rows.FORMAT:
             raise StoreUsageError(f"{path} is whole, of format {version}: the next start of a server carries it over")
-        report = _read_report(path, served_by=process)
+        report = _read_store_report(path, served_by=process)
     files = [file.stat().st_size for file in directory.iterdir() if file.name.startswith(FILE)]
     return replace(report, file_bytes=sum(files))
 
@@ -70,13 +70,13 @@ def back_up(directory: Path, target: Path) -> StoreReport:
     """Copy a store, as of one moment, into one file; `StoreUsageError` if that is impossible."""
     path = directory / FILE
     with explaining_errors(path, written=target), serving_process(directory) as process:
-        _check_exists(path)
+        _check_store_exists(path)
         if target.exists():
             raise StoreUsageError(f"{target} exists: name a file that does not, or move it away")
         verify(directory, served=process is not None)
         _copy_database(path, target)
         try:
-            return _read_report(target, served_by=process)
+            return _read_store_report(target, served_by=process)
         except BaseException:
             target.unlink()
             raise
@@ -106,7 +106,7 @@ def restore(source: Path, directory: Path, *, new_id: str) -> StoreReport:
                 database.execute("DELETE FROM sessions")
                 database.execute("DELETE FROM replies")
                 database.execute("COMMIT")
-            report = _read_report(partial)
+            report = _read_store_report(partial)
         rename_durably(partial, path)
     finally:
         release_lock(lock)
@@ -117,7 +117,7 @@ def _copy_database(source: Path, target: Path) -> None:
     partial = target.with_name(f"{target.name}.new")
     partial.unlink(missing_ok=True)
     try:
-        make_file(partial)
+        create_file(partial)
         with (
             contextlib.closing(open_read_only(source)) as whole,
             contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as taken,
@@ -132,12 +132,12 @@ def _copy_database(source: Path, target: Path) -> None:
         raise
 
 
-def _read_report(path: Path, *, served_by: str | None = None) -> StoreReport:
+def _read_store_report(path: Path, *, served_by: str | None = None) -> StoreReport:
     with contextlib.closing(open_read_only(path)) as database:
         return StoreReport(saved=_load_verified(database), file_bytes=path.stat().st_size, served_by=served_by)
 
 
-def _check_exists(path: Path) -> None:
+def _check_store_exists(path: Path) -> None:
     if not path.exists():
         raise StoreUsageError(f"there is no store in {path.parent}: name the directory given as --data-dir")
 

@@ -26,7 +26,7 @@ PROBE_BYTES = 64 * 1024
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def find_write_error(path: Path, size: int = PROBE_BYTES) -> OSError | None:
+def probe_write_error(path: Path, size: int = PROBE_BYTES) -> OSError | None:
     """Test whether a file can be opened, and `size` bytes written beside it; return the error, or None."""
     probe, numbers = path.with_name(f".{path.name}.probe"), []
     try:
@@ -54,13 +54,13 @@ def free_bytes(directory: Path) -> int:
 
 def is_disk_full(path: Path) -> bool:
     """Return True if the disk of a file is full."""
-    error = find_write_error(path)
+    error = probe_write_error(path)
     return error is not None and error.errno in FULL
 
 
 def disk_error_text(error: Exception, path: Path) -> str:
     """Return an error's text; if the system rejects a test write, add the system's reason."""
-    refused = find_write_error(path)
+    refused = probe_write_error(path)
     return f"{error}: {with_remedy(refused)}" if refused is not None else str(error)
 
 
@@ -77,7 +77,7 @@ def explaining_errors(path: Path, *, written: Path | None = None) -> Iterator[No
                 f"{path} is damaged ({error}); nothing in it was changed: restore it from a backup, or move it away, "
                 f"with all that begins with {FILE} or {MARK} beside it, to begin with an empty store"
             ) from error
-        raise StoreUsageError(_explanation(error, path, written)) from error
+        raise StoreUsageError(_explain_disk_error(error, path, written)) from error
 
 
 def _means_damage(error: Exception) -> bool:
@@ -87,13 +87,13 @@ def _means_damage(error: Exception) -> bool:
     return not isinstance(error, OSError | MemoryError)
 
 
-def _explanation(error: Exception, path: Path, written: Path | None) -> str:
+def _explain_disk_error(error: Exception, path: Path, written: Path | None) -> str:
     size = 0
     with contextlib.suppress(OSError):
         size = path.stat().st_size
     unchanged = f"nothing in {path} was changed"
     for place in filter(None, (written, path)):
-        refused = find_write_error(place, size if place is written else PROBE_BYTES)
+        refused = probe_write_error(place, size if place is written else PROBE_BYTES)
         if refused is not None:
             return f"{place} cannot be {'written' if place is written else 'used'}: {with_remedy(refused)}; {unchanged}"
     return (

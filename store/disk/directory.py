@@ -116,7 +116,7 @@ def _make_directory(directory: Path, *, mode: int = 0o777) -> None:
         sync_directory(directory.parent)
 
 
-def make_file(path: Path) -> None:
+def create_file(path: Path) -> None:
     """Create an empty file that only its owner may open; SQLite gives its log the same mode."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
@@ -191,7 +191,7 @@ class LastGroupMark:
         log.warning("%s is damaged: it is ignored, and written again", self._path)
         return None
 
-    def refuse_if_database_lost(self, path: Path) -> None:
+    def refuse_missing_database(self, path: Path) -> None:
         """For a directory without a database: raise `StoreUsageError` if a mark shows that it had one."""
         if (marked := self.read()) is not None:
             raise StoreUsageError(

@@ -170,7 +170,7 @@ def changes_as_error_replies(facts: ChangeSet, why: str) -> ChangeSet:
     return ChangeSet(sessions=dict(facts.sessions), last_session=facts.last_session, replies=replies)
 
 
-def read_last_group(database: sqlite3.Connection) -> tuple[str, int]:
+def read_id_and_last_group(database: sqlite3.Connection) -> tuple[str, int]:
     """Return the store's identity, and the number of its last group of changes."""
     meta = dict(database.execute("SELECT name, value FROM meta WHERE name IN ('store_id', 'group')").fetchall())
     return str(meta["store_id"]), int(meta.get("group", 0))

@@ -45,7 +45,7 @@ def verify(directory: Path, *, served: bool = False) -> int:
         (health,) = database.execute("PRAGMA quick_check(1)").fetchone()
         if health != "ok":
             raise sqlite3.DatabaseError(health)
-        store_id, group = rows.read_last_group(database)
+        store_id, group = rows.read_id_and_last_group(database)
     if marked is not None and marked[0] == store_id and marked[1] > group:
         raise _lost_changes_error(path, f"it ends with write {group}, and write {marked[1]} was on the disk")
     return int(version)

@@ -68,7 +68,7 @@ class Engine:
         self.postponed: PostponedWaits = state.postponed
         self._history, self._snapshots = state.history, state.snapshots
         self._keys.revision = first_revision
-        self._history.begin(first_revision)
+        self._history.begin_after(first_revision)
         self._session_of: dict[int, Session] = {}
         self._changes = OpenRevision(state, facts=ChangeSet() if durable else None)
         self._asked = RequestExecutor(state, self._changes, figures=self.figures)
@@ -189,9 +189,9 @@ class Engine:
                 )
         return _make_result(StepResult, (response, self._take_deliveries() if self._asked.deliveries else (), work))
 
-    def continue_work(self, work: LongRead) -> StepResult:
+    def continue_long_request(self, work: LongRead) -> StepResult:
         """Do the next step of a long request."""
-        response = self._asked.continue_work(work)
+        response = self._asked.continue_long_request(work)
         more, self._asked.work = self._asked.work, None
         if more is None:
             del self._works[work.watcher[0]]
@@ -220,7 +220,7 @@ class Engine:
                 )
         full = self._sessions.budget.bytes >= self.limits.replies_bytes_max
         if full:
-            self._note_forgotten_sessions(self._sessions.make_room_for_replies(self.limits.replies_bytes_max))
+            self._note_forgotten_sessions(self._sessions.evict_for_replies(self.limits.replies_bytes_max))
         if full or session.held_bytes:
             state.check_reply_room(session, request)
 
@@ -255,7 +255,7 @@ class Engine:
                 self._leases.recheck_soon(lease)
                 continue
             self._lapsed += not lease.ending
-            most = self._watches.count_changeable_keys([*islice(lease.keys, room)])
+            most = self._watches.affordable_key_count([*islice(lease.keys, room)])
             ended = self._changes.end_lease(lease, most=most, cause=lease.cause)
             room = room - ended if self._watches.is_lookup_cheap else 0
             if lease.keys:

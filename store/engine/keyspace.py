@@ -62,7 +62,7 @@ class Groups:
         self._index = SortedKeys()
         self.now: float = 0.0
 
-    def name_of(self, key: str) -> str | None:
+    def group_name_of(self, key: str) -> str | None:
         """Return the name of a key's group, if any."""
         at = 1
         for _ in range(GROUP_PARTS):
@@ -73,12 +73,12 @@ class Groups:
 
     def is_coordination_key(self, key: str) -> bool:
         """Return True if this key coordinates a run (`COORDINATION_KEYS`)."""
-        name = self.name_of(key)
+        name = self.group_name_of(key)
         return name is not None and key[len(name) :].partition("/")[0] in COORDINATION_KEYS
 
     def add_usage(self, key: str, keys: int, size: int) -> None:
         """Add keys and bytes, which may be negative, to the group of `key`."""
-        name = self.name_of(key)
+        name = self.group_name_of(key)
         if name is None:
             return
         group = self.by_name.get(name)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from store.engine.changeset import SavedLease
-    from store.engine.processes import Process
+    from store.engine.processes import ClientProcess
     from store.messages import Cause
 
 STALL_AFTER = 0.3  # seconds; the clock is read every 0.1 s, so a longer gap is a stall
@@ -42,7 +42,7 @@ class LeaseRecord:
     terms: SavedLease
     lapses_at: float
     slot: int = -1  # -1: in no slot
-    process: Process | None = None  # the last keeper's process, if `gone_ttl` is set
+    process: ClientProcess | None = None  # the last keeper's process, if `gone_ttl` is set
     keeper: int | None = None
     disconnected: bool = False  # `lapses_at` follows from `disconnect_ttl`
     ending: bool = False  # ended, but ticks still delete its keys
@@ -153,9 +153,9 @@ class Leases:
 
     def shorten_after_close(self, peer: int, how: DisconnectKind) -> Iterator[None]:
         """Set earlier deadlines, in steps, for the leases that a closed connection kept."""
-        return self._shorten_in_steps(peer, self.processes.note_closed(peer, how, now=self._served), self._served)
+        return self._shorten_in_steps(peer, self.processes.note_disconnect(peer, how, now=self._served), self._served)
 
-    def _shorten_in_steps(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:
+    def _shorten_in_steps(self, peer: int, dead: ClientProcess | None, closed_at: float) -> Iterator[None]:
         kept = self._kept_by.get(peer, set())  # `kept` loses each lease that another peer renews between steps
         while kept:
             for _ in range(min(len(kept), SHORTENED_AT_ONCE)):
@@ -182,7 +182,7 @@ class Leases:
         self.bytes += len(note) - len(lease.note)
         lease.note, lease.noted_at = note, self._looked_at
 
-    def note_age(self, lease: LeaseRecord) -> float:
+    def age_of_note(self, lease: LeaseRecord) -> float:
         """Return the seconds since the note was set."""
         return max(self._looked_at - lease.noted_at, 0.0)
 

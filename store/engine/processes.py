@@ -28,7 +28,7 @@ class DisconnectKind(Enum):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Process:
+class ClientProcess:
     """A client process with a connection or a lease."""
 
     id: bytes
@@ -42,11 +42,11 @@ class Processes:
     """The client processes with a connection or a lease, if they sent an id in their hello."""
 
     def __init__(self) -> None:
-        self._by_id: dict[bytes, Process] = {}
-        self._of_peer: dict[int, Process] = {}
-        self._of_lease: dict[int, Process] = {}
+        self._by_id: dict[bytes, ClientProcess] = {}
+        self._of_peer: dict[int, ClientProcess] = {}
+        self._of_lease: dict[int, ClientProcess] = {}
         self._holders = 0  # the number of processes with leases
-        self._fallen: dict[Process, float] = {}  # processes that seemed to die in the last `AT_ONCE` seconds, and when
+        self._fallen: dict[ClientProcess, float] = {}  # when they seemed to die, in the last `AT_ONCE` seconds
 
     def note_connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
         """Note a new connection, which replaces the connection `previous`, if any."""
@@ -54,13 +54,13 @@ class Processes:
             self._detach_connection(previous)
         if not id:
             return
-        process = self._by_id.get(id) or Process(id=id)
+        process = self._by_id.get(id) or ClientProcess(id=id)
         self._by_id[id] = self._of_peer[peer] = process
         process.peers.add(peer)
         process.cut = False
         process.died_at = None
 
-    def note_closed(self, peer: int, how: DisconnectKind, *, now: float) -> Process | None:
+    def note_disconnect(self, peer: int, how: DisconnectKind, *, now: float) -> ClientProcess | None:
         """Handle the end of a connection, at `now` in served time; return the process if it seems dead."""
         process = self._detach_connection(peer)
         if process is None:
@@ -85,7 +85,7 @@ class Processes:
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)
         return fallen >= MANY or (fallen > 1 and 2 * fallen > all_of_them)
 
-    def note_lease_holder(self, peer: int, lease: int) -> Process | None:
+    def note_lease_holder(self, peer: int, lease: int) -> ClientProcess | None:
         """Note that the process of a connection holds a lease; return the process, or None if unknown."""
         self.note_lease_released(lease)
         process = self._of_peer.get(peer)
@@ -103,13 +103,13 @@ class Processes:
             self._holders -= not process.leases
             self._forget_if_unused(process)
 
-    def _detach_connection(self, peer: int) -> Process | None:
+    def _detach_connection(self, peer: int) -> ClientProcess | None:
         process = self._of_peer.pop(peer, None)
         if process is not None:
             process.peers.discard(peer)
             self._forget_if_unused(process)
         return process
 
-    def _forget_if_unused(self, process: Process) -> None:
+    def _forget_if_unused(self, process: ClientProcess) -> None:
         if not process.peers and not process.leases:
             self._by_id.pop(process.id, None)

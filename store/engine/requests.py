@@ -52,7 +52,7 @@ class RequestExecutor:
     def _refuse_unknown_type(self, request: Any) -> Response | None:
         raise StoreUsageError(f"{type(request).__name__} is no request that this store takes")
 
-    def _carry_out_guarded(self, request: messages.Guarded[Any]) -> Response | None:
+    def _run_if_conditions_hold(self, request: messages.Guarded[Any]) -> Response | None:
         self._state.check_limit("operations_max", len(request.when), "conditions")
         if not _all_hold(request.when, self._keys.entries):
             raise ConditionFailed(_failure_text(request.when, self._keys.entries))
@@ -60,8 +60,8 @@ class RequestExecutor:
         handle = _HANDLERS.get(type(inner), RequestExecutor._refuse_unknown_type)
         return handle(self, inner) if type(inner) is not messages.Guarded else self._refuse_unknown_type(inner)
 
-    def continue_work(self, work: LongRead) -> Response | None:
-        """See `Engine.continue_work`."""
+    def continue_long_request(self, work: LongRead) -> Response | None:
+        """See `Engine.continue_long_request`."""
         if work.prefix is None:
             return self._next_list_part(work)
         self._open_watch(work)
@@ -97,11 +97,11 @@ class RequestExecutor:
         entries = snapshot.next_part()
         if work.keys_only:
             entries = [each and each.replace(value=b"") for each in entries]
-        if self._keep_reading(work, snapshot):
+        if self._continue_read_later(work, snapshot):
             return messages.ListingPart(entries=tuple(entries))
         return messages.Listing(tuple(entries), snapshot.revision)
 
-    def _keep_reading(self, work: LongRead, snapshot: Snapshot) -> bool:
+    def _continue_read_later(self, work: LongRead, snapshot: Snapshot) -> bool:
         if not snapshot.left:
             self._snapshots.unregister(snapshot)
             return False
@@ -144,7 +144,7 @@ class RequestExecutor:
         lease = self._leases.get(self._keys.entries[key].lease or 0)
         if lease is None or not lease.note:
             return messages.Note(key=key, note=b"", age=0.0)
-        return messages.Note(key=key, note=lease.note, age=self._leases.note_age(lease))
+        return messages.Note(key=key, note=lease.note, age=self._leases.age_of_note(lease))
 
     def _refuse_too_many_elements(self, request: messages.TooManyElements) -> Response:
         raise LimitExceeded(
@@ -177,8 +177,8 @@ class RequestExecutor:
             most = max(min(most, request.at_most), 0)
         keys = self._keys.index.page(request.prefix, after=None, most=most)
         if request.at_most is None:
-            self._state.check_watch_lookups(keys)
-        keys = keys[: self._watches.count_changeable_keys(keys)]
+            self._state.check_watch_search_cost(keys)
+        keys = keys[: self._watches.affordable_key_count(keys)]
         for key in keys:
             self._changes.erase(key)
         return messages.Counted(count=len(keys), revision=self._changes.revision)
@@ -191,7 +191,7 @@ class RequestExecutor:
         most, entries = self._state.writes_max, self._keys.entries
         looked_at = self._keys.index.page(request.prefix, after=request.after or None, most=most)
         keys = [key for key in looked_at if entries[key].mod_revision <= newest]
-        count = self._watches.count_changeable_keys(keys)
+        count = self._watches.affordable_key_count(keys)
         after = keys[count - 1] if count < len(keys) else looked_at[-1] if len(looked_at) == most else ""
         for key in keys[:count]:
             self._changes.erase(key)
@@ -269,7 +269,7 @@ class RequestExecutor:
     def _revoke(self, request: messages.Revoke) -> messages.Done:
         lease = self._state.find_lease(request.lease)
         self._changes.end_lease(
-            lease, most=self._watches.count_changeable_keys([*islice(lease.keys, self._state.writes_max)])
+            lease, most=self._watches.affordable_key_count([*islice(lease.keys, self._state.writes_max)])
         )
         return messages.Done()
 
@@ -315,7 +315,7 @@ class RequestExecutor:
         snapshot = work.snapshot
         if snapshot is not None:
             events = [entry.event for entry in snapshot.next_part() if entry is not None]
-            if self._keep_reading(work, snapshot):
+            if self._continue_read_later(work, snapshot):
                 self.deliveries.append(EventBatch(watches=watches, events=tuple(events)))
                 return
             events.append(messages.Event(kind="synced", revision=snapshot.revision))
@@ -350,7 +350,7 @@ class RequestExecutor:
     def check_waits(self, watchers: Iterable[Watcher]) -> None:
         """Answer the waits that have ended; register every other wait at a missing key."""
         for watcher in watchers:
-            missing = self._check_wait(watcher, self._keys.entries, self._keys.revision)
+            missing = self._answer_wait_if_ended(watcher, self._keys.entries, self._keys.revision)
             if missing is not None:
                 self._waits.move_to_key(watcher, missing)
 
@@ -360,18 +360,18 @@ class RequestExecutor:
         while left > 0 and self._postponed:
             watcher, since = self._postponed.next()
             if watcher in self._waits.parked:
-                left -= LOOKS_OF_A_WAIT + self._check_wait_since(watcher, since)
+                left -= LOOKS_OF_A_WAIT + self._answer_if_ended_since(watcher, since)
             else:  # the wait was cancelled
                 left -= 1
 
-    def _check_wait_since(self, watcher: Watcher, since: int) -> int:
+    def _answer_if_ended_since(self, watcher: Watcher, since: int) -> int:
         """Answer a wait if it ended at revision `since` or a later one; return the number of keys looked at."""
         parked = self._waits.parked[watcher]
         keys = {*parked.keys}
         names = keys.union(condition.key for condition in parked.when)
         entries = {name: entry for name in names if (entry := self._past.entry_at(name, since)) is not None}
         looks = len(parked.keys) + len(parked.when)
-        if self._check_wait(watcher, entries, since) is None:
+        if self._answer_wait_if_ended(watcher, entries, since) is None:
             return looks
         later = self._past.changed_keys_after(names, since)
         missing = keys - entries.keys()
@@ -391,7 +391,7 @@ class RequestExecutor:
                     if name in keys:
                         missing.add(name)
             if not (missing and _all_hold(affected, entries)):
-                self._check_wait(watcher, entries, revision)
+                self._answer_wait_if_ended(watcher, entries, revision)
                 return looks
             if looks > most:  # the next step continues from this revision
                 self._postponed.requeue(watcher, revision)
@@ -401,7 +401,7 @@ class RequestExecutor:
         self._waits.move_to_key(watcher, place)
         return looks
 
-    def _check_wait(self, watcher: Watcher, entries: Mapping[str, Entry], revision: int) -> int | None:
+    def _answer_wait_if_ended(self, watcher: Watcher, entries: Mapping[str, Entry], revision: int) -> int | None:
         """Answer a wait if it has ended at `revision`; if not, return the index of a missing key."""
         peer, request_id = watcher
         parked = self._waits.parked[watcher]
@@ -432,7 +432,7 @@ def _failure_text(when: Sequence[Condition], entries: Mapping[str, Entry]) -> st
 
 
 _HANDLERS: dict[type, Callable[[RequestExecutor, Any], Response | None]] = {
-    messages.Guarded: RequestExecutor._carry_out_guarded,
+    messages.Guarded: RequestExecutor._run_if_conditions_hold,
     messages.Get: RequestExecutor._get,
     messages.GetMany: RequestExecutor._get_many,
     messages.List: RequestExecutor._list,

@@ -127,7 +127,7 @@ class Sessions:
         """Return the seconds until a new session may replace a disconnected one; infinity if none is disconnected."""
         return next(iter(self._abandoned.values()), math.inf) + AWAY_LEAST - now
 
-    def make_room_for_replies(self, bytes_max: int) -> list[bytes]:
+    def evict_for_replies(self, bytes_max: int) -> list[bytes]:
         """Forget disconnected sessions, oldest first, until replies take less than `bytes_max`; return their ids."""
         forgotten = []
         while self._abandoned and self.budget.bytes >= bytes_max:

@@ -63,7 +63,7 @@ class StoreState:
         self.steering_bytes: int = 0  # on a nearly full disk: bytes left for keys that coordinate a run
         self.keys: Keyspace = Keyspace()
         self.leases: Leases = Leases()
-        self.watches: Watches = Watches(self.keys.groups.name_of)
+        self.watches: Watches = Watches(self.keys.groups.group_name_of)
         self.waits: Waits = Waits()
         self.past: OldEntries = OldEntries(self.keys.entries)
         self.postponed: PostponedWaits = PostponedWaits()
@@ -137,7 +137,7 @@ class StoreState:
                 self.check_ttl(write.ttl, "ttl")
                 self.check_lease_room(1, (key,))
         if write.lease is not None:
-            self._check_lease(write.lease, write)
+            self._check_lease_of_write(write.lease, write)
         return value
 
     def bytes_to_write(self, request: Request[Any]) -> int:
@@ -183,16 +183,16 @@ class StoreState:
                         f"again)"
                     )
             values.append(value)
-        self.check_watch_lookups(sizes)
+        self.check_watch_search_cost(sizes)
         self.check_lease_room(len(leased), leased)
         self.check_room_for_writes(written)
         if answer:
             self.check_limit("frame_bytes_max", answer)
         return values
 
-    def check_watch_lookups(self, keys: Collection[str]) -> None:
+    def check_watch_search_cost(self, keys: Collection[str]) -> None:
         """Refuse a change of so many keys that finding their watches would take too long."""
-        most = self.watches.count_changeable_keys(keys)
+        most = self.watches.affordable_key_count(keys)
         if most < len(keys):
             raise LimitExceeded(
                 f"the request changes {len(keys)} keys, and prefixes of so many lengths are watched that {most} of "
@@ -229,7 +229,7 @@ class StoreState:
                 more, added = 0, value_size - len(before.value)
             keys += more
             size += added
-            name = self.keys.groups.name_of(key)
+            name = self.keys.groups.group_name_of(key)
             if name is not None:
                 growth = grown.setdefault(name, [0, 0])
                 growth[0] += more
@@ -255,7 +255,7 @@ class StoreState:
             raise LeaseNotFound(f"lease {id} has lapsed or was revoked; grant a new one")
         return lease
 
-    def _check_lease(self, lease: int, write: Write) -> None:
+    def _check_lease_of_write(self, lease: int, write: Write) -> None:
         if isinstance(write, Add | Append) and self.keys.get(write.key) is not None:
             return  # `Add` and `Append` leave an existing key on its lease
         record = self.find_lease(lease)
@@ -305,5 +305,5 @@ class StoreState:
 
     def check_watch_room(self, peer: int, cost: int, for_keys: Collection[str]) -> None:
         """Refuse a peer's new watch or wait, of `cost` bytes, if it would exceed a limit."""
-        self.check_limit("watches_max", self.watches.count_of(peer) + self.waits.count_of(peer) + 1)
+        self.check_limit("watches_max", self.watches.count_of_peer(peer) + self.waits.count_of_peer(peer) + 1)
         self.check_memory(cost, for_keys)

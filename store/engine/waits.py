@@ -63,7 +63,7 @@ class Waits:
         self._by: dict[int, dict[int, int]] = {}  # the bytes of each wait, by peer and request id
         self.bytes: int = 0
 
-    def count_of(self, peer: int) -> int:
+    def count_of_peer(self, peer: int) -> int:
         """Return how many unanswered waits a peer has."""
         return len(self._by.get(peer, ()))
 

@@ -57,7 +57,7 @@ class Watches:
     def __len__(self) -> int:
         return self._count
 
-    def count_of(self, peer: int) -> int:
+    def count_of_peer(self, peer: int) -> int:
         """Return how many watches a peer has open."""
         return len(self._prefixes.get(peer, ()))
 
@@ -119,7 +119,7 @@ class Watches:
         """True if watched prefixes have so few lengths that a request may change any number of keys."""
         return not self._of_many_lengths
 
-    def count_changeable_keys(self, keys: Collection[str]) -> int:
+    def affordable_key_count(self, keys: Collection[str]) -> int:
         """Return how many of these keys, at least 1, one request may change without too many lookups (S11)."""
         if self.is_lookup_cheap:
             return len(keys)
@@ -191,7 +191,7 @@ class History:
         self.began: int = 0
         self.compacted: int = 0
 
-    def begin(self, revision: int) -> None:
+    def begin_after(self, revision: int) -> None:
         """Begin an empty history after a revision."""
         self.began = self.compacted = revision
 

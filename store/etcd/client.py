@@ -195,7 +195,7 @@ class Client(interface.Store):
         limit = checked_timeout(timeout, None if messages.waits(request) else self.timeout)
         deadline = math.inf if limit is None else self.time() + limit
         guard: tuple[messages.Condition, ...] = ()
-        asked = messages.checked(request)
+        asked = messages.validate_request(request)
         if isinstance(asked, messages.Guarded):
             guard, asked = asked.when, asked.request
         if isinstance(asked, messages.KeepAlive | messages.Revoke | messages.TimeToLive):
@@ -229,7 +229,7 @@ class Client(interface.Store):
             case messages.ListGroups():
                 raise Unsupported(f"{self.name} keeps no account of what each group of keys takes; ask etcdctl")
             case messages.ListNotes():
-                return await leases.list_notes(self.members, self._reads, request, deadline)
+                return await leases.list_lease_notes(self.members, self._reads, request, deadline)
             case messages.Grant(ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl):
                 leases.check_ttls(disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
                 return await leases.grant(self.members, ttl, deadline)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from store.errors import AuthenticationError, ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.messages import Condition, Entry, Event, Target
-from store.net.address import host_and_port
+from store.net.address import join_host_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,7 +44,7 @@ class Cluster:
     @property
     def targets(self) -> tuple[str, ...]:
         """The address of each member, for gRPC."""
-        return tuple(host_and_port(host, port) for host, port in self.hosts)
+        return tuple(join_host_port(host, port) for host, port in self.hosts)
 
     @classmethod
     def parse(cls, url: str) -> Cluster:

@@ -57,7 +57,7 @@ async def revoke(members: Members, lease: int, deadline: float) -> Done:
     return Done()
 
 
-async def list_notes(members: Members, reads: ReadOperations, request: ListNotes, deadline: float) -> NotePage:
+async def list_lease_notes(members: Members, reads: ReadOperations, request: ListNotes, deadline: float) -> NotePage:
     """Return the notes on the leases of keys under a prefix; their `age` is 0, as etcd does not tell it."""
     begin = f"{reads.hidden}{NOTES}"
     written = await members.ask("KV/Range", range_of(prefix_span(begin)), deadline=deadline, what="Range")

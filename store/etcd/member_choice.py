@@ -25,7 +25,7 @@ def max_retry_pause(failures: int, most: float = PAUSE_MOST) -> float:
     return min(PAUSE_FIRST * PAUSE_GROWTH ** min(failures, 16), most)
 
 
-class MemberChoice:
+class MemberSelector:
     """The members of one cluster, as one client knows them."""
 
     def __init__(self, members: int, rng: random.Random) -> None:

@@ -1,6 +1,6 @@
 """One client's requests to an etcd cluster, over one connection to any member that answers.
 
-**Members.** After a failed attempt, this client and its watches move to a member (`MemberChoice`) that answers a
+**Members.** After a failed attempt, this client and its watches move to a member (`MemberSelector`) that answers a
 linearizable read. Every few minutes the client chooses a member anew: otherwise all clients would stay at one member
 after a rolling restart.
 
@@ -22,7 +22,7 @@ import anyio
 from store.errors import AuthenticationError, ConnectionLost, StoreError, StoreReplaced, StoreTimeoutError
 from store.etcd.codec import Failure, FailureKind
 from store.etcd.login import Login
-from store.etcd.member_choice import ClusterIdentity, MemberChoice
+from store.etcd.member_choice import ClusterIdentity, MemberSelector
 from store.etcd.rpc.connection import Connection, channel_credentials
 from store.etcd.rpc.diagnosis import explain_outage
 from store.net.absence import OutageLog
@@ -81,7 +81,7 @@ class Members:
         self._renew = renew
         self._outages = OutageLog(self.name, lambda: self.choice.problem or "no member answers", log)
         self.login: Login = Login(self.name, user, password)
-        self.choice: MemberChoice = MemberChoice(len(cluster.hosts), rng or random.Random())
+        self.choice: MemberSelector = MemberSelector(len(cluster.hosts), rng or random.Random())
         self.choice.on_reach = self._notify_clients
         self.clients: list[Any] = []
         self.failed: bool = False

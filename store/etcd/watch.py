@@ -94,7 +94,7 @@ class Watch(interface.Watch):
                 self._cursor.note_delivered(tuple(batch))
                 self.ready.append(batch)
                 if self._population is not None:
-                    self._population += sum(map(_change_in_count, batch))
+                    self._population += sum(map(_key_count_change, batch))
             if not message.events and not message.created:
                 # a progress message: etcd has sent all events up to its revision
                 self._cursor.note_progress(message.header.revision)
@@ -102,7 +102,7 @@ class Watch(interface.Watch):
     async def _open(self, deadline: float, *, first: bool = False) -> None:
         while self._stream is None:
             request, reset = self._cursor.opening_request()
-            messages.checked(request)
+            messages.validate_request(request)
             # Keep the reset event until its delivery: this attempt to open the watch may fail.
             self._reset = reset or self._reset
             try:
@@ -144,7 +144,7 @@ class Watch(interface.Watch):
 
     async def _resume_after_compaction(self, deadline: float) -> None:
         """Resume the watch if no event was lost; otherwise restart it with a reset and a snapshot, or end it."""
-        if await self._resume_if_unchanged(deadline):
+        if await self._resume_if_keys_unchanged(deadline):
             return
         if not self._cursor.note_compacted():
             self._closed = True
@@ -153,7 +153,7 @@ class Watch(interface.Watch):
                 f"has been compacted; watch with snapshot=True to be told of a reset instead"
             )
 
-    async def _resume_if_unchanged(self, deadline: float) -> bool:
+    async def _resume_if_keys_unchanged(self, deadline: float) -> bool:
         """Return True if no key has changed since the last event; if so, resume from the present revision."""
         if not self._cursor.is_resumable or self._population is None:
             return False
@@ -174,7 +174,7 @@ class Watch(interface.Watch):
             stream.close()
 
 
-def _change_in_count(event: Event) -> int:
+def _key_count_change(event: Event) -> int:
     if event.kind == "delete":
         return -1
     return 1 if event.create_revision == event.revision else 0

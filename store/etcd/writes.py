@@ -185,12 +185,12 @@ class WriteAttempts:
         plain = body["success"][0].get("request_delete_range") if len(body["success"]) == 1 else None
         method, fields = ("KV/DeleteRange", plain) if plain and not plan.rests_on else ("KV/Txn", body)
 
-        def fields_if_certain() -> Fields:
+        def fields_unless_in_doubt() -> Fields:
             if self._doubt.any:
                 raise ConnectionLost(f"an answer by {self._members.name} was lost", maybe_applied=True)
             return fields
 
-        reply = await self._send_to_members(method, fields_if_certain)
+        reply = await self._send_to_members(method, fields_unless_in_doubt)
         if method == "KV/DeleteRange":
             responses = [pb.ResponseOp(response_delete_range=reply)]
         elif reply.succeeded:

@@ -59,7 +59,7 @@ class OutageLog:
         self._lasts = self._said = self._met = False
         self._lock = threading.RLock()  # several threads and signal handlers use it
 
-    def current_outage(self, now: float) -> float:
+    def outage_seconds(self, now: float) -> float:
         """Return the seconds since the store was lost; 0 if it is not."""
         return now - self._since if self._lasts else 0.0
 

@@ -10,7 +10,7 @@ from store.errors import StoreUsageError
 DEFAULT_PORT = 29400  # torchrun's default port
 
 
-def host_and_port(host: str, port: int) -> str:
+def join_host_port(host: str, port: int) -> str:
     """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -37,7 +37,7 @@ class Address:
     secure: bool = False
 
     def __str__(self) -> str:
-        return f"{'tcps' if self.secure else 'tcp'}://{host_and_port(self.host, self.port)}"
+        return f"{'tcps' if self.secure else 'tcp'}://{join_host_port(self.host, self.port)}"
 
     @classmethod
     def parse(cls, url: str) -> Address:

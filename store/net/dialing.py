@@ -18,7 +18,7 @@ from store.errors import AuthenticationError
 from store.limits import is_loopback
 from store.net.racing import Addresses, connect_async
 from store.net.sockets import port_shortage, set_tcp_options
-from store.net.standard_streams import reserve_fds_for_uvloop
+from store.net.standard_streams import reserve_streams_if_uvloop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -56,7 +56,7 @@ class TcpDialer:
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         """See `Dial`."""
         loop = asyncio.get_running_loop()
-        reserve_fds_for_uvloop(loop)
+        reserve_streams_if_uvloop(loop)
         context = await reload_tls(self.tls, self.renew)
         await self.choose_addresses(context)
         try:
@@ -146,7 +146,7 @@ _TLS_IN_WORDS = {
 }
 
 
-def describe(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error of the operating system or of TLS in plain words."""
     if isinstance(error, ClosedBeforeGreeting | RefusedByStore):
         return str(error)

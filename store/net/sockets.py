@@ -148,7 +148,7 @@ def listen_on(host: str, port: int) -> list[socket.socket]:
         try:
             for family, address in addresses:
                 one_port = bound[0].getsockname()[1] if bound else port
-                sock = _bind_socket(family, (address[0], one_port, *address[2:]))
+                sock = _bind_and_listen(family, (address[0], one_port, *address[2:]))
                 if sock is not None:
                     bound.append(sock)
         except OSError as error:
@@ -164,7 +164,7 @@ def listen_on(host: str, port: int) -> list[socket.socket]:
     raise OSError(errno.EADDRNOTAVAIL, f"{host!r} is no address of this machine: {os.strerror(errno.EADDRNOTAVAIL)}")
 
 
-def _bind_socket(family: int, address: tuple[Any, ...]) -> socket.socket | None:
+def _bind_and_listen(family: int, address: tuple[Any, ...]) -> socket.socket | None:
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError:

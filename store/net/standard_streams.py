@@ -24,7 +24,7 @@ def reserve_standard_streams(*, for_command: bool = False) -> None:
                 setattr(sys, name, os.fdopen(number, "w" if number else "r", errors="replace", closefd=False))
 
 
-def reserve_fds_for_uvloop(loop: object) -> None:
+def reserve_streams_if_uvloop(loop: object) -> None:
     """Open closed standard streams before a uvloop gets a socket."""
     uvloop = sys.modules.get("uvloop")
     if uvloop is not None and isinstance(loop, uvloop.Loop):

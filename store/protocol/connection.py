@@ -87,7 +87,7 @@ class ServerConnection:
         """Return the server's greeting as a frame."""
         return wire.encode_opening(self._greeting)
 
-    def single_request(self, data: bytes) -> tuple[int, int, Request[Any]] | None:
+    def decode_single_request(self, data: bytes) -> tuple[int, int, Request[Any]] | None:
         """Return the request if the bytes are exactly one request; otherwise None, and the caller calls `receive`."""
         if self._hello is None or len(data) > wire.STEP_BYTES:
             return None
@@ -279,7 +279,7 @@ class ClientConnection:
             return wire.decode_opening(body, Welcome)
         return wire.decode_opening(body, Greeting)
 
-    def single_answer(self, data: bytes, item: InFlight) -> Response | None:
+    def decode_single_answer(self, data: bytes, item: InFlight) -> Response | None:
         """Return the answer to `item` if the bytes are exactly its frame; else None, and the caller calls `receive`."""
         body = None if self.welcomed is None else self._reader.single_frame(data)
         if body is None:
@@ -387,7 +387,7 @@ class ClientConnection:
         return lost
 
     @property
-    def forgotten_error(self) -> ConnectionLost:
+    def session_forgotten_error(self) -> ConnectionLost:
         """The error of the requests that `take_lost_requests` returns."""
         why = "broke, and the server has since forgotten this client's session"
         return ConnectionLost(f"the connection to {self._name} {why}", maybe_applied=True)

@@ -21,7 +21,7 @@ from store.messages import (
     Response,
     TooManyElements,
     UnknownRequest,
-    checked,
+    validate_request,
 )
 from store.printable import printable
 from store.protocol.element_budget import count_elements
@@ -220,7 +220,7 @@ def _decode_rejection(fields: tuple[Any, ...]) -> Rejection:
 
 def encode_request(request_id: int, acknowledged: int, request: Request[Any], *, bytes_max: int | None = None) -> bytes:
     """Return a request as a frame; `LimitExceeded` above `bytes_max`, `StoreUsageError` if it cannot be encoded."""
-    checked_request = checked(request)
+    checked_request = validate_request(request)
     try:
         return frame(_pack((request_id, acknowledged, checked_request)), bytes_max)
     except (TypeError, ValueError, OverflowError, BufferError) as error:  # an int of 65 bits, half a surrogate pair

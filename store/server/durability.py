@@ -69,7 +69,7 @@ class Durability:
         """True if large writes must wait for the disk."""
         return self.is_queue_full or self.pending_commits.lets_small_steps_pass
 
-    def must_wait(self, request: Request[Any], *, has_more: bool) -> bool:
+    def must_wait_for_disk(self, request: Request[Any], *, has_more: bool) -> bool:
         """Return whether a request must wait for the disk; `has_more`: earlier replies to the peer also wait."""
         if not self.pending_commits.bytes:
             return False
@@ -98,14 +98,14 @@ class Durability:
             return
         loop = asyncio.get_running_loop()
 
-        def report_to_loop(what: Callable[[Any], None], how: object) -> None:
+        def call_in_loop(what: Callable[[Any], None], how: object) -> None:
             with contextlib.suppress(RuntimeError):  # raised if the loop ended while the disk hung
                 loop.call_soon_threadsafe(what, how)
 
         self.pending_commits.note_written(self.journal.appended)
         self.journal.start(
-            on_durable=lambda number: report_to_loop(self._note_durable, number),
-            on_failure=lambda reason: report_to_loop(self._handle_write_failure, reason),
+            on_durable=lambda number: call_in_loop(self._note_durable, number),
+            on_failure=lambda reason: call_in_loop(self._handle_write_failure, reason),
         )
         if self.journal.only_deletes and self._probing is None:
             self._probing = asyncio.create_task(self._wait_for_disk_room(self.journal, NO_RESERVE))
@@ -167,7 +167,7 @@ class Durability:
             log.warning("store %s takes only deletes: %s", engine.store_id, why)
         while journal.only_deletes:
             state.why_only_deletes, state.writable_bytes = why, 0
-            state.steering_bytes = await self.in_thread(journal.coordination_byte_rate)
+            state.steering_bytes = await self.in_thread(journal.coordination_rate_limit)
             await anyio.sleep(TRY_AGAIN_AFTER)
             await self.in_thread(journal.try_to_accept_writes)
         log.warning("store %s can write again", engine.store_id)

@@ -16,7 +16,7 @@ When a write fails, the group is rolled back; then the error decides:
 - After other errors, the journal stops, and the server returns to the disk's state (`durability`).
 
 `Reserve` keeps room for deletes on a full disk (`RESERVE_BYTES`), and for a few writes of keys that coordinate a run
-(`coordination_byte_rate`). A group is committed only if SQLite's log can be emptied after it (`_check_disk_room`).
+(`coordination_rate_limit`). A group is committed only if SQLite's log can be emptied after it (`_check_disk_room`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ FREE_PAGES_AT_ONCE = 64  # unused pages returned to the disk in one step: some 5
 PAGES_WRITTEN_ANEW = 1024  # a file with at most this many used pages is rewritten as a whole: some 100 ms
 
 
-class RowsRefused(Exception):
+class UnstorableRows(Exception):
     """SQLite or Python refused a row for its content, so nothing of its group was written."""
 
 
@@ -113,7 +113,7 @@ class Journal:
         try:
             with explaining_errors(self._path):
                 if not self._path.exists():
-                    self._mark.refuse_if_database_lost(self._path)
+                    self._mark.refuse_missing_database(self._path)
                     create_store(self._path, new_id)
                 warn_if_open_to_others(self._directory)
                 try:
@@ -150,7 +150,7 @@ class Journal:
         with explaining_errors(self._path):
             with contextlib.closing(self._open_read_only()) as database:
                 saved = rows.load_store(database)
-                self._store_id, self._group = rows.read_last_group(database)  # `_group`: the last group on disk
+                self._store_id, self._group = rows.read_id_and_last_group(database)  # `_group`: the last group on disk
             if self._database is None:
                 self._database = self._open_to_write()
         return saved
@@ -208,7 +208,7 @@ class Journal:
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
-    def coordination_byte_rate(self) -> int:
+    def coordination_rate_limit(self) -> int:
         """Return how many bytes per second may go to keys that coordinate a run, while `only_deletes`."""
         room = free_bytes(self._directory) + self._reserve.bytes - self._grows - DELETES_BYTES * 5 // 8
         return max(room, 0) // 4
@@ -252,7 +252,7 @@ class Journal:
             try:
                 self._write_group(*taken, on_durable)
             except Exception as error:  # noqa: BLE001 - a writer must not end silently
-                self._note_failure(error)
+                self._handle_write_failure(error)
                 on_failure(disk_error_text(error, self._path) if isinstance(error, sqlite3.Error) else str(error))
                 return
 
@@ -290,14 +290,14 @@ class Journal:
         self.answered = False
         try:
             self._commit_with_remedies(group)
-        except (RowsRefused, sqlite3.OperationalError) as why:
-            if not isinstance(why, RowsRefused) and not _has_sqlite_code(why, *_WITHOUT_ITS_END):
+        except (UnstorableRows, sqlite3.OperationalError) as why:
+            if not isinstance(why, UnstorableRows) and not _has_sqlite_code(why, *_WITHOUT_ITS_END):
                 raise
             if half := len(group) // 2:
                 self._write_group(group[:half], last - len(group) + half, on_durable)
                 self._write_group(group[half:], last, on_durable)
                 return
-            if isinstance(why, RowsRefused):
+            if isinstance(why, UnstorableRows):
                 log.exception("a change is refused, since it can never be written")
                 self._commit_with_remedies([rows.changes_as_error_replies(group[0], str(why))])
                 self.answered = True
@@ -321,7 +321,7 @@ class Journal:
             else:
                 return
 
-    def _note_failure(self, error: Exception) -> None:
+    def _handle_write_failure(self, error: Exception) -> None:
         self._roll_back()
         self.only_deletes = _has_sqlite_code(error, *_WITHOUT_ITS_END)
         if isinstance(error, sqlite3.Error):
@@ -329,11 +329,11 @@ class Journal:
             code = getattr(error, "sqlite_errorcode", None)
             if code not in (*_WITHOUT_ITS_END, sqlite3.SQLITE_BUSY):
                 self.in_doubt = True
-        elif not isinstance(error, RowsRefused):
+        elif not isinstance(error, UnstorableRows):
             log.exception("a group of facts cannot be written, which is a defect")
 
     def _commit(self, group: list[ChangeSet]) -> None:
-        """Write a group in one transaction; raise `RowsRefused` if a row's content is refused, or `sqlite3.Error`."""
+        """Write a group in one transaction; raise `UnstorableRows` if a row is refused, or `sqlite3.Error`."""
         assert self._database is not None, "the writer runs on an open file"
         began, log_bytes = time.perf_counter(), self.log_bytes
         size = sum(facts.size for facts in group)
@@ -342,7 +342,7 @@ class Journal:
             rows.write_group(self._database, group, number=self._group + 1)
         except (sqlite3.DataError, sqlite3.IntegrityError, OverflowError, UnicodeError) as error:
             self._roll_back()
-            raise RowsRefused(str(error)) from error
+            raise UnstorableRows(str(error)) from error
         self._check_disk_room(0 if self._may_use_reserve(group) else DELETES_BYTES)
         self._database.execute("COMMIT")
         self._group += 1

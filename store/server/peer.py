@@ -12,7 +12,7 @@ import ssl
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from store.engine.processes import DisconnectKind
-from store.net.address import host_and_port
+from store.net.address import join_host_port
 from store.net.sockets import close_in_children, unread_bytes, unregister
 from store.protocol import wire
 from store.server.outbox import Outbox
@@ -86,7 +86,7 @@ class Peer(asyncio.BufferedProtocol):
     @property
     def name(self) -> str:
         """The peer's name in the log."""
-        return f"{host_and_port(self.address, self._port)} (peer {self.id})" if self.address else f"peer {self.id}"
+        return f"{join_host_port(self.address, self._port)} (peer {self.id})" if self.address else f"peer {self.id}"
 
     # methods that asyncio calls
 
@@ -192,7 +192,7 @@ class Peer(asyncio.BufferedProtocol):
         self._inboxes.bytes += size - self.inbox_bytes
         self.inbox_bytes = size
 
-    def inbox_cost(self, now: float) -> float:
+    def slow_sender_score(self, now: float) -> float:
         """Return the bytes of unfinished requests times their age: high for deliberately slow senders."""
         return self.inbox_bytes * (1.0 + now - self._inbox_since)
 

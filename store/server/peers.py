@@ -85,7 +85,7 @@ class Peers:
     def close_costliest_inboxes(self, now: float) -> None:
         """While unfinished requests take too much memory, close the peer whose requests are largest and oldest."""
         while self._exceeds_memory(self.inboxes.bytes, self._limits.frame_bytes_max):
-            costliest = max(self._connected_peers, key=lambda peer: peer.inbox_cost(now))
+            costliest = max(self._connected_peers, key=lambda peer: peer.slow_sender_score(now))
             what = (
                 f"{self.inboxes.bytes} bytes of unfinished requests wait in all inboxes, and memory_bytes_max is "
                 f"{self._limits.memory_bytes_max}; yours have cost most, and for longest"

@@ -70,7 +70,7 @@ class PendingCommits:
         """Return the number of the step that must be on disk before the reply is sent, and the adjusted reply."""
         if self.appended <= self.durable:
             return self.durable, response
-        number = self.appended if isinstance(response, Failed) else self._last_step_in_reply(request)
+        number = self.appended if isinstance(response, Failed) else self._last_step_reply_shows(request)
         if isinstance(response, Listing | Counted | Pong):
             # The reply is also true at the revision after step `number`, as no key in it has changed since. A long
             # listing of an earlier revision keeps its revision.
@@ -79,11 +79,11 @@ class PendingCommits:
                 response = response.replace(revision=on_disk_by_then)
         return number, response
 
-    def _last_step_in_reply(self, request: Request[Any]) -> int:
+    def _last_step_reply_shows(self, request: Request[Any]) -> int:
         """Return the number of the last step whose changes the reply may show."""
         match request:
             case Guarded(when=when, request=guarded):
-                return max(self._last_step_in_reply(guarded), self._last_change(condition.key for condition in when))
+                return max(self._last_step_reply_shows(guarded), self._last_change(condition.key for condition in when))
             case Get(key=key):
                 return self._changed.get(key, 0)
             case GetMany(keys=keys):

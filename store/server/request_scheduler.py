@@ -115,10 +115,10 @@ class RequestScheduler:
         """Carry out `data` if it is one request that need not wait; return False unless this finished it."""
         began = self.stopwatch()
         try:
-            asked = peer.connection.single_request(data)
+            asked = peer.connection.decode_single_request(data)
             if asked is None:
                 return False
-            if self._durability.must_wait(asked[2], has_more=bool(peer.outbox.held)):
+            if self._durability.must_wait_for_disk(asked[2], has_more=bool(peer.outbox.held)):
                 peer.stalled = asked  # kept: `connection` returns each request only once
                 return False
             response = self._apply_request(peer, asked, now, alone=True)
@@ -129,7 +129,7 @@ class RequestScheduler:
             if self.dispatcher.dirty:
                 self.dispatcher.flush()
             took = self.stopwatch() - began
-            self._add_pass_time(took)
+            self._add_turn_time(took)
         if took > SLOW or self.on_request is not None:
             self._report_request(peer, asked[2], response, took)
         return peer.work is None
@@ -152,7 +152,7 @@ class RequestScheduler:
             self.peers.disconnect_peer(peer, Rejection("protocol", str(error)))
         finally:
             self.dispatcher.flush()
-            self._add_pass_time(self.stopwatch() - began)
+            self._add_turn_time(self.stopwatch() - began)
 
     def _run_peer_turn(self, peer: Peer, began: float) -> None:
         """Carry out requests of a peer until its turn is over, its outbox is full, or none is left."""
@@ -174,7 +174,7 @@ class RequestScheduler:
                 elif isinstance(item, Bye):
                     peer.close(DisconnectKind.GOODBYE)
                 elif item is not None:  # `item` is None while a large request is decoded
-                    if self._durability.must_wait(item[2], has_more=bool(peer.outbox.held)):
+                    if self._durability.must_wait_for_disk(item[2], has_more=bool(peer.outbox.held)):
                         peer.stalled = item
                         peer.pause_reading()
                         self._for_disk[peer] = None
@@ -214,7 +214,7 @@ class RequestScheduler:
         peer.pause_reading()
         self._slowed[peer] = None
 
-    def _add_pass_time(self, seconds: float) -> None:
+    def _add_turn_time(self, seconds: float) -> None:
         self._turns.spent += seconds
         if self._turns.spent > TURN:  # time for a new pass of the loop, which sets `spent` to 0
             self._schedule_pass()
@@ -278,7 +278,7 @@ class RequestScheduler:
         return response
 
     def _continue_work(self, peer: Peer, work: LongRead) -> None:
-        applied = self._durability.engine.continue_work(work)
+        applied = self._durability.engine.continue_long_request(work)
         peer.work = applied.work
         if applied.response is not None:
             self.dispatcher.send(peer, self.dispatcher.encode(work.watcher[1], applied.response))

@@ -17,12 +17,12 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from store.engine.engine import Engine
-from store.errors import OfThisProcess, StoreUsageError
-from store.net.address import Address, host_and_port, token_bytes
+from store.errors import NotPicklable, StoreUsageError
+from store.net.address import Address, join_host_port, token_bytes
 from store.net.callers import register_served_store, unregister_served_store
 from store.net.process import process_identity
 from store.net.sockets import close_in_children, files_needed, is_ctrl_c, listen_on, raised_file_limit, unregister
-from store.net.standard_streams import reserve_fds_for_uvloop
+from store.net.standard_streams import reserve_streams_if_uvloop
 from store.net.tasks import cancel_and_wait, running_loop
 from store.net.threads import in_thread
 from store.protocol import wire
@@ -56,7 +56,7 @@ LOOK_LEAST = 0.001  # seconds; a shorter sleep may be below the clock's resoluti
 SPEAKS_TLS = Rejection("protocol", "this port speaks TLS, and the client does not: use tcps:// with ca=")
 
 
-class Server(OfThisProcess):
+class Server(NotPicklable):
     """A served store; made by `store.serve`.
 
     Attributes:
@@ -167,10 +167,10 @@ class Server(OfThisProcess):
         """Start the journal and the timer that lets leases lapse; `shut_down` stops both."""
         self.end_when_alone.open(asyncio.get_running_loop())
         self._durability.start()
-        self._timer = asyncio.create_task(self._run_timer(), name=f"timer of store {self.store_id}")
+        self._timer = asyncio.create_task(self._run_periodic_checks(), name=f"timer of store {self.store_id}")
         self._timer.add_done_callback(self._stop_if_task_failed)
 
-    async def _run_timer(self) -> None:
+    async def _run_periodic_checks(self) -> None:
         warn_at = drop_at = self._clock()
         while True:
             due_in = self._engine.state.leases.seconds_to_next_expiry() if self._may_expire_leases() else None
@@ -325,7 +325,7 @@ async def serve(
     for address in addresses:
         check_exposure(address, token=secret, tls=tls, insecure=insecure)
     loop = running_loop()
-    reserve_fds_for_uvloop(loop)
+    reserve_streams_if_uvloop(loop)
     async with contextlib.AsyncExitStack() as stack:
         files = stack.enter_context(raised_file_limit())
         journal = None
@@ -339,14 +339,14 @@ async def serve(
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
         server = Server(engine, token=wanted, clock=loop.time, secure=tls is not None, journal=journal)
         allowed = files - files_needed(0)
-        server.table.set_limit(allowed)
+        server.table.set_max_connections(allowed)
         # Do not let uvloop resolve the host: it would start libuv's threads, which crash a forked child at its end.
         listening = socks or await anyio.to_thread.run_sync(listen_on, host, port)
         async with _accept_clients(server, listening, bound_host, tls):
             log.info(
                 "serving store %s on %s, %s; %d files allow about %d connections",
                 server.store_id,
-                host_and_port(bound_host or "*", server.port),
+                join_host_port(bound_host or "*", server.port),
                 "in memory only: it ends with this process" if data_dir is None else f"kept in {data_dir}",
                 files,
                 allowed,

@@ -1,6 +1,6 @@
 """A coordinator's decisions, event by event: its acts, in words, and what changes in its report and history.
 
-A scenario is a row: rules, and lines of "seconds call". A call is one of `Coordinator`'s.
+A scenario is a row: rules, and lines of "seconds call". A call is one of `CurrentCoordinator`'s.
 """
 
 from __future__ import annotations
@@ -13,8 +13,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from rdzv.core import state, stopping, view
-from rdzv.core.decision import Act, AskStop, Commit, Expel, Publish, Resize, Wait, decide, explain, next_act_of
-from rdzv.core.history import History, HistoryWriter, nodes_gone_before, pack_history
+from rdzv.core.decision import (
+    Act,
+    Commit,
+    Expel,
+    Resize,
+    Wait,
+    WriteProgress,
+    WriteStop,
+    decide,
+    next_act_of,
+    wait_text,
+)
+from rdzv.core.history import History, HistoryWriter, nodes_gone_before_round, pack_history
 from rdzv.core.ranks import find_rank_order
 from rdzv.core.report import account
 from rdzv.core.stuck.accusing import Accusation
@@ -39,7 +50,9 @@ class Led(HandFed):
         self.rules = replace(self.rules, unit_within=unit_within, ttl=ttl)
         self.writer, self.written = HistoryWriter(), History()
         self.writer.take_over(self.written, began=None, now=self.now)
-        self.picture = view.Picture(view=self.view, head=state.Head(coordinator=state.Coordinator(node_id="z", term=1)))
+        self.picture = view.Picture(
+            view=self.view, head=state.Head(coordinator=state.CurrentCoordinator(node_id="z", term=1))
+        )
 
     def note(self, what: str, value: Any = None) -> None:
         """Write a line; of a value, what has changed, if something has."""
@@ -77,8 +90,8 @@ class Led(HandFed):
     def do_wait(self, act: Wait) -> None:
         self.note("  waits", {"until": act.until and act.until - 1000.0, "error": act.error and repr(act.error)})
 
-    def do_publish(self, act: Publish) -> None:
-        self.note(f"reports: {explain(act.progress)}")
+    def do_writeprogress(self, act: WriteProgress) -> None:
+        self.note(f"reports: {wait_text(act.progress)}")
         facts: Any = {"now": self.now, "at": DAY + self.now, "why": self.view.why, "unbans": act.unbans.values()}
         self.keep(self.writer.history_with_incidents(act.progress, self.picture.head.closed, **facts))
         self.tell(act.progress)
@@ -102,7 +115,7 @@ class Led(HandFed):
         if (progress := act.progress.after_commit(act.number, size=len(nodes))) is not None:
             self.tell(progress)
 
-    def do_askstop(self, act: AskStop) -> None:
+    def do_writestop(self, act: WriteStop) -> None:
         self.revision += 1
         stop = act.stop.replace(revision=self.revision)
         self.note("asks or decides", stop)
@@ -119,7 +132,7 @@ class Led(HandFed):
         new = self.picture.head.resized
         self.rules = replace(self.rules, needed=new.min_nodes, capacity=new.max_nodes)
         self.change(resized_at=act.revision)
-        self.view.set_needed(needed=new.min_nodes, now=self.now)
+        self.view.set_min_nodes(needed=new.min_nodes, now=self.now)
 
     def keep(self, history: History | None) -> None:
         if history is not None:
@@ -145,7 +158,7 @@ class Led(HandFed):
         self.feed(Event(kind="put", revision=self.revision, key=key, value=told.pack()))
 
     def fact(self, fact: Any) -> None:
-        self.view.apply_fact(fact)
+        self.view.apply_task_result(fact)
 
     def successor(self, *gone: str, last: str = "", cause: Any = "", seen: bool = True, moves: bool = False) -> None:
         """Another node takes over; meanwhile some nodes have gone unseen."""
@@ -167,7 +180,7 @@ class Led(HandFed):
 
     def cost(self) -> None:
         self.note("  cost", account("job", self.written, now=DAY + self.now).as_json())
-        gone = nodes_gone_before(self.written, self.view.number, here=self.stored, now=DAY + self.now)
+        gone = nodes_gone_before_round(self.written, self.view.number, here=self.stored, now=DAY + self.now)
         self.note(f"  gone before: {gone}")
 
 

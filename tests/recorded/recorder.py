@@ -15,11 +15,11 @@ import rdzv
 from rdzv.bootstrap_check import ReachVerdict
 from rdzv.core.history import History, TimeOfDayNote
 from rdzv.core.round import Member, Participant, Round
-from rdzv.core.state import Ban, Closed, LostStore, NodeRecord, Progress, Unban
+from rdzv.core.state import Ban, BanEnd, Closed, LostStore, NodeRecord, Progress
 from rdzv.core.stopping import BegunStep, Drain, Resized, Stop
 from rdzv.core.stuck.accusing import Accusation
 from rdzv.core.stuck.step_log import StepNote
-from rdzv.core.stuck.tally import RunTally
+from rdzv.core.stuck.tally import RunCounts
 from rdzv.testing.timeline import START
 from store.messages import Condition, Grant, Guarded, KeepAlive, Target, Transact
 from store.records import Record
@@ -40,9 +40,9 @@ KINDS: Final[dict[str, Any]] = {  # the records of keys that begin so
     "head/lost_store": LostStore,
     "head/draining/": Drain,
     "head/banned/": Ban,
-    "head/unbanned/": Unban,
-    "tally": RunTally,
-    "head/tally": RunTally,
+    "head/unbanned/": BanEnd,
+    "tally": RunCounts,
+    "head/tally": RunCounts,
 }
 LINE: Final = 150  # characters of a line that are shown
 QUIET: Final = "quietly"  # who says what is told by its checksum only

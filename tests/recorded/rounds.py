@@ -75,7 +75,7 @@ class SteadyNetwork(FaultyNetwork):
         self.between(*sorted(names))
         await super()._delay_dial(names)
 
-    def new_pipe(self) -> SteadyPipe:
+    def new_one_way_pipe(self) -> SteadyPipe:
         return SteadyPipe(self)
 
 

@@ -103,7 +103,7 @@ class Book:
 
     def go_on(self, peer: int) -> None:
         """Do the next step of a peer's long request."""
-        response, deliveries, work = self.engine.continue_work(self.works.pop(peer))
+        response, deliveries, work = self.engine.continue_long_request(self.works.pop(peer))
         if work is not None:
             self.works[peer] = work
         self.write(f"{peer} goes on{' more' if work else ''}", response, deliveries)

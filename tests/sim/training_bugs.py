@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rdzv.core import decision
-from rdzv.core.decision import Act, Expel, Publish, Rules, decide
+from rdzv.core.decision import Act, Expel, Rules, WriteProgress, decide
 from rdzv.core.state import Change, Head, NodeRecord
 from rdzv.core.stopping import StepGate, Stop, StopNegotiation
 from rdzv.core.view import Picture
@@ -63,14 +63,14 @@ def _an_early_departure_is_not_noticed() -> Iterator[None]:
 
 @contextmanager
 def _nothing_is_heard_after_newcomers() -> Iterator[None]:
-    then = StopNegotiation.next_record
+    then = StopNegotiation.next_stop_record
 
     def next_once(self: StopNegotiation, round: int, standing: Stop | None, **more: Any) -> tuple[Stop, int] | None:
         if standing is not None and standing.decided and standing.round == round:
             return None
         return then(self, round, standing, **more)
 
-    with patch.object(StopNegotiation, "next_record", next_once):
+    with patch.object(StopNegotiation, "next_stop_record", next_once):
         yield
 
 
@@ -126,7 +126,7 @@ def _a_report_of_an_earlier_picture() -> Iterator[None]:
         earlier = self._picture.told
         revision = await expel(self, act)
         if revision is not None and earlier is not None and earlier.round == act.progress.round:
-            await self._write_progress(Publish(progress=earlier))
+            await self._write_progress(WriteProgress(progress=earlier))
         return revision
 
     with patch.object(CoordinatorTerm, "_expel", expel_and_report):

@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from rdzv.config.resizing import size_limits_of
+from rdzv.config.resizing import whole_unit_limits
 from rdzv.core.round_life import EndKind
 from rdzv.core.state import NodeRecord, unpack_settings
 from rdzv.core.stopping import Stop
@@ -163,7 +163,7 @@ class TrainingStory(FullStory):
             if event.key.startswith(KEYS.nodes) and not event.key.startswith(KEYS.accusations):
                 self._node_changed(event)
             elif event.key == KEYS.settings and event.kind == "put":
-                needed, capacity = size_limits_of(unpack_settings(event.value))
+                needed, capacity = whole_unit_limits(unpack_settings(event.value))
                 self.rules = self.checker.rules = replace(self.rules, needed=needed, capacity=capacity)
                 self.checker.resized()
             elif event.key == KEYS.stop and event.kind == "put":

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
-from rdzv.testing.timeline import Timeline
+from rdzv.testing.timeline import SimulatedTime
 from store.client import client as watch_room
 from store.client.client import Client
 from store.engine.changeset import ChangeSet
@@ -91,7 +91,7 @@ class Truth:
 
     def __init__(
         self,
-        timeline: Timeline,
+        timeline: SimulatedTime,
         *,
         replay: str,
         on_revision: Callable[[tuple[Event, ...]], None] | None = None,

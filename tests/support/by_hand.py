@@ -84,7 +84,7 @@ class Desk:
         while applied.work is not None:
             if isinstance(applied.response, ListingPart):
                 parts += applied.response.entries
-            applied = self.engine.continue_work(applied.work)
+            applied = self.engine.continue_long_request(applied.work)
             self.take(applied.deliveries)
             if isinstance(applied.response, Listing):
                 response = applied.response.replace(entries=(*parts, *applied.response.entries))
@@ -202,7 +202,7 @@ class Town(Desk):
             self.take(applied.deliveries)
             if applied.work is None:
                 break
-            applied = self.engine.continue_work(applied.work)
+            applied = self.engine.continue_long_request(applied.work)
 
     def take(self, deliveries: Iterable[EventBatch | Answer | WatchLost]) -> None:
         """Send the deliveries of one step to their clients."""

@@ -12,10 +12,10 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 from rdzv.testing.disk import COMMIT_SECONDS, Disk, NoJournalFiles, SimulatedJournal
-from rdzv.testing.links import EVERYTHING, Link, Pipe
+from rdzv.testing.links import EVERYTHING, Duplex, Pipe
 from rdzv.testing.machines import STORE, StoreMachine, World
 from rdzv.testing.network import MemoryNetwork
-from rdzv.testing.timeline import SimulatedLoop, Timeline
+from rdzv.testing.timeline import SimulatedLoop, SimulatedTime
 from store.engine.changeset import ChangeSet
 from store.server.server import Server
 from tests.support.virtual_time import timers_of
@@ -83,7 +83,7 @@ class FaultyNetwork(MemoryNetwork):
         self._ways[which] = way
         super().partition(which)
 
-    def new_pipe(self) -> FaultyPipe:
+    def new_one_way_pipe(self) -> FaultyPipe:
         """Return a direction of a new link."""
         return FaultyPipe(self)
 
@@ -104,7 +104,7 @@ class FaultyNetwork(MemoryNetwork):
             self._forgotten.add(link.name)
             self._hold_if_partitioned(link)
 
-    def _hold_if_partitioned(self, link: Link) -> None:
+    def _hold_if_partitioned(self, link: Duplex) -> None:
         ways = {self._ways[name] for name in link.names & self._partitioned}
         forgotten = link.name in self._forgotten
         link.hold(upward=forgotten or bool(ways - {Way.DOWNWARD}), downward=forgotten or bool(ways - {Way.UPWARD}))
@@ -189,7 +189,7 @@ _callback_of = attrgetter("_callback")  # as asyncio's own messages use it
 class FaultyHost(SimulatedLoop):
     """A process whose tasks can be delayed separately."""
 
-    def __init__(self, timeline: Timeline, name: str, rate: float) -> None:
+    def __init__(self, timeline: SimulatedTime, name: str, rate: float) -> None:
         super().__init__(timeline, name, rate)
         self._held_up: weakref.WeakKeyDictionary[asyncio.Task[Any], float] = weakref.WeakKeyDictionary()
 
@@ -217,8 +217,8 @@ class FaultyWorld(World):
     network_kind: ClassVar[type[MemoryNetwork]] = FaultyNetwork
     network: FaultyNetwork
 
-    def __init__(self, seed: int, *, timeline: Timeline | None = None, **of_network: Any) -> None:
-        super().__init__(seed, timeline=timeline or Timeline(seed, kind=FaultyHost), **of_network)
+    def __init__(self, seed: int, *, timeline: SimulatedTime | None = None, **of_network: Any) -> None:
+        super().__init__(seed, timeline=timeline or SimulatedTime(seed, kind=FaultyHost), **of_network)
 
 
 class FaultyStore(StoreMachine):

@@ -7,10 +7,10 @@ successor can take over from these alone.
 from typing import Any
 
 from rdzv import Closed
-from rdzv.core.decision import Commit, JoinClock, Joiner, KeepWaiting, Rules, RunClosed, Wait, next_act_of, next_round
+from rdzv.core.decision import Commit, JoinClock, Joiner, KeepWaiting, Rules, RunClosed, Wait, decide_round, next_act_of
 from rdzv.core.ranks import RankOrder, survivors_first
 from rdzv.core.round import Member, Round
-from rdzv.core.state import Coordinator, Head, NodeRecord, Progress
+from rdzv.core.state import CurrentCoordinator, Head, NodeRecord, Progress
 from rdzv.core.view import View
 from store import Event
 
@@ -99,7 +99,7 @@ class HandFed:
     def decide(self) -> Wait | Commit:
         """Return the decision: the next round can be completed now, or the condition it waits for."""
         closed = Closed(reason="") if self.closed else None
-        return next_round(self.view, self.rules, Head(closed=closed), now=self.now)
+        return decide_round(self.view, self.rules, Head(closed=closed), now=self.now)
 
     @property
     def progress(self) -> Progress:
@@ -157,7 +157,7 @@ class HandFed:
     def head(self, *, coordinator: bool = True, progress: Progress | None = None) -> Head:
         """Return the head of the run, as nodes read it."""
         return Head(
-            coordinator=Coordinator(node_id="c", term=1) if coordinator else None,
+            coordinator=CurrentCoordinator(node_id="c", term=1) if coordinator else None,
             round=self.round,
             closed=Closed(reason="done", by="c") if self.closed else None,
             progress=progress or self.progress,

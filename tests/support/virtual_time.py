@@ -14,7 +14,7 @@ import heapq
 from typing import Any
 
 from rdzv.testing.story import where
-from rdzv.testing.timeline import START, SimulatedLoop, Timeline
+from rdzv.testing.timeline import START, SimulatedLoop, SimulatedTime
 
 HORIZON = 3 * 86400.0
 """The longest virtual time of one loop. Past this, a timer (say, of a keep-alive) keeps a test alive that never ends.
@@ -23,7 +23,7 @@ The longest time in any promise is one day, for which a closed run stays closed.
 """
 
 
-def next_timer(timeline: Timeline) -> float:
+def next_timer(timeline: SimulatedTime) -> float:
     """Return when the next timer fires, if nothing happens before; infinity if there is none."""
     timers = timeline._timers
     while timers and (timers[0][3].cancelled() or timers[0][2].dead):
@@ -58,7 +58,7 @@ class VirtualTimeLoop(SimulatedLoop):
     late = 0.0
 
     def __init__(self) -> None:
-        self.timeline = Timeline()
+        self.timeline = SimulatedTime()
         super().__init__(self.timeline, "the test", rate=1.0)
         self.timeline.hosts.append(self)
         self._horizon = START + HORIZON

@@ -22,7 +22,7 @@ from rdzv import Change, Draining, Ending, GiveUp, NodesWaiting, Resized, RoundS
 from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, SIGNALLED, OnChange, environment_of, process_ranks
 from rdzv.cli.launcher.processes import Process, open_log
 from rdzv.loop import MOVES, EndKind, NextAction, leaving_in_words
-from rdzv.loop.process_files import BEAT_DIR, delete_old_steps, exception_from_file, follow_step_files, note_steps_now
+from rdzv.loop.process_files import BEAT_DIR, clear_step_folder, follow_step_files, note_steps_now, read_exception_line
 from rdzv.loop.round_monitor import RoundMonitor
 from store.printable import printable
 
@@ -110,7 +110,7 @@ class JobRound:
             *(info.run_id, info.round, place.first_rank, place.first_rank + job.nproc - 1, place.world_size),
             *info.bootstrap_address,
         )
-        delete_old_steps(self._workplace.beats)
+        clear_step_folder(self._workplace.beats)
         serve = self._workplace.serve_workers
         with contextlib.ExitStack() as serving:
             if serve is not None and info.rank == 0:
@@ -211,11 +211,11 @@ class JobRound:
                 case _ if (why := self._rejoin_reason(heard)) is not None:
                     wait = CheckpointWait(wished=heard, why=why, until=-math.inf, checkpoint=-1)
         if not self._processes_end_themselves:
-            await self.report_round_end()
+            await self.claim_round_end()
         self.monitor.end(Ending(kind=EndKind.AGREED, reason=wait.why))
         return None
 
-    async def report_round_end(self) -> None:
+    async def claim_round_end(self) -> None:
         """Report that this node ends the round, before the end of its processes makes other nodes' processes fail."""
         await self._handler.call(self.monitor.claim_end())
 
@@ -236,7 +236,7 @@ class JobRound:
         log.info("%s, for a checkpoint of the job, at most %g s", printable(why), within)
         wait = CheckpointWait(wished=wished, why=why, until=until, checkpoint=self._checkpoint_mtime())
         if self._processes_end_themselves:
-            await self.report_round_end()
+            await self.claim_round_end()
             for process in self._processes:
                 process.send_signal(signal.SIGUSR1)
         return wait
@@ -265,7 +265,7 @@ class JobRound:
 
     def _failure_of(self, process: Process) -> GiveUp | str:
         assert process.status is not None
-        raised = exception_from_file(self._error_file(self._processes.index(process)))
+        raised = read_exception_line(self._error_file(self._processes.index(process)))
         how = f"rank {process.rank} {describe_exit_status(process.status)}{f': {raised}' if raised else ''}"
         how = self._workplace.with_remedy(how)
         self.failed = how, process.status

@@ -28,11 +28,11 @@ from rdzv.cli.command import ENDING, RepeatedSignalFilter, message_of, on_signal
 from rdzv.cli.launcher import guard
 from rdzv.cli.launcher.job import NPROC, SIGNALLED, ExitAdvice
 from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, LauncherContext
-from rdzv.cli.launcher.preload import preloading
+from rdzv.cli.launcher.preload import run_preload_server
 from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.config.settings import parse
 from rdzv.display.standard_error import say_error
-from rdzv.loop import KILL, STACKS, EndKind, NextAction, RunTally, cancel_and_wait
+from rdzv.loop import KILL, STACKS, EndKind, NextAction, RunCounts, cancel_and_wait
 from rdzv.loop.own_folder import temporary_folder
 from rdzv.loop.rounds import make_handler
 from store.printable import make_logger, printable, without_durations
@@ -88,7 +88,7 @@ class _Launcher:
             stacks=WorkerStacks(folder) if job.stacks else None,
             files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # hosting a store raises this process's limit later
         )
-        self._tally = RunTally()
+        self._tally = RunCounts()
         self._signal: signal.Signals | None = None
         self._wish = RepeatedSignalFilter()
         self._scope = anyio.CancelScope()  # a signal to stop cancels this scope
@@ -102,7 +102,7 @@ class _Launcher:
         self._set_signal_handlers()
         try:
             with self._scope as everything:
-                async with preloading(self._job) as self._workplace.preloaded, making as handler:
+                async with run_preload_server(self._job) as self._workplace.preloaded, making as handler:
                     self._connected = handler
                     with anyio.CancelScope() as self._scope:
                         status = await self._run_rounds_and_answer(handler)
@@ -261,7 +261,7 @@ class _Launcher:
                 if not was_open:
                     say_error("rdzv run: rdzv reopen opens a closed run again; or give the job a run of its own")
                 raise
-            await self._update_tally(handler, lambda tally: tally)
+            await self._update_restart_counts(handler, lambda tally: tally)
             if 0 < self._job.no_progress <= self._tally.fruitless:
                 verdict = (
                     f"{self._tally.fruitless} rounds have failed, one after the other, without a checkpoint or a step "
@@ -289,16 +289,16 @@ class _Launcher:
             with anyio.CancelScope(shield=True):
                 if not isinstance(outcome, NextAction):
                     # A signal or a defect in this launcher ended the round: claim that end for this node.
-                    await current.report_round_end()
+                    await current.claim_round_end()
                 await current.stop_processes(self._signal or signal.SIGTERM)
                 self._round = None
         assert isinstance(outcome, NextAction)
         return current, outcome
 
-    async def _update_tally(self, handler: Handler, change: Callable[[RunTally], RunTally]) -> None:
+    async def _update_restart_counts(self, handler: Handler, change: Callable[[RunCounts], RunCounts]) -> None:
         """Change or read the run's tally of restarts; if the store is out of reach, change this launcher's copy."""
         try:
-            self._tally = RunTally.of(await handler.change_tally(lambda was: change(RunTally.of(was)).pack()))
+            self._tally = RunCounts.of(await handler.change_tally(lambda was: change(RunCounts.of(was)).pack()))
         except RendezvousError as error:
             self._tally = change(self._tally)
             log.warning("the restarts of the run cannot be read: %s", error)
@@ -321,9 +321,9 @@ class _Launcher:
             then = "this node leaves, and does not come again" if leaves else "meeting again"
             why = f"{how} because others have gone" if how else monitor.ending.reason
             log.warning("%s: %s; %s", where, why, then)  # log this before the next requests, as the store may be lost
-        failed = is_ours or monitor.has_failed
+        failed = is_ours or monitor.round_failed
         ended = {"restart": is_ours, "failed": failed, "achieved": achieved}
-        await self._update_tally(handler, lambda was: was.after(info.round, **ended))
+        await self._update_restart_counts(handler, lambda was: was.after(info.round, **ended))
         if not is_ours:
             return self._job.exit_status_for(ExitAdvice.REPLACE, 0) if leaves else None
         if self._tally.restarts <= self._job.max_restarts:

@@ -196,7 +196,7 @@ class PreloadServer:
 
 
 @contextlib.asynccontextmanager
-async def preloading(job: Job) -> AsyncIterator[PreloadServer | None]:
+async def run_preload_server(job: Job) -> AsyncIterator[PreloadServer | None]:
     """Yield the preload server of a job; yield None without `--preload`, or if the command cannot be forked."""
     command = await in_thread(lambda: parse_python_command(job.command)) if job.preload else None
     if isinstance(command, PythonCommand):

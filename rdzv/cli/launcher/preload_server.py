@@ -42,9 +42,9 @@ FILES = 5  # files sent with each request
 REQUEST_BYTES_MAX = 16 * 1024 * 1024  # above Linux's limit for environment and arguments
 
 
-def serve(requests: socket.socket, folder: str, modules: list[str], standby: int, signals: str) -> Prepare:
+def serve_forks(requests: socket.socket, folder: str, modules: list[str], standby: int, signals: str) -> Prepare:
     """Import modules and fork a worker per request; return only in workers, with a function that prepares the code."""
-    guard, startup = _load_beside("guard"), _load_beside("worker_startup")
+    guard, startup = _load_sibling_module("guard"), _load_sibling_module("worker_startup")
     guard.close_inherited_files(requests.fileno())
     guard.set_signal_state(signals)
     here = ""  # empty if the working folder was deleted
@@ -107,7 +107,7 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
     renew_native_id = getattr(threading.main_thread(), "_set_native_id", None)  # a fork keeps the parent's native id
     if renew_native_id is not None:
         renew_native_id()
-    return partial(_prepare_module if wanted["module"] else _prepare_script, here)
+    return partial(_prepare_main_module if wanted["module"] else _prepare_script, here)
 
 
 def _put_first_in_path(folder: str) -> None:
@@ -119,23 +119,23 @@ def _prepare_script(here: str) -> Callable[[], object]:
     path = os.path.join(here, sys.argv[0])
     _put_first_in_path(os.path.dirname(os.path.realpath(path)))
     source = Path(path).read_bytes()
-    main = _make_main_module()
+    main = _replace_main_module()
     main.__file__ = path
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     main.__dict__["__cached__"] = None
     return partial(exec, compile(source, path, "exec", dont_inherit=True), main.__dict__)  # the user's command
 
 
-def _prepare_module(here: str) -> Callable[[], object]:
+def _prepare_main_module(here: str) -> Callable[[], object]:
     import runpy
 
     _put_first_in_path(here)
-    _make_main_module()
+    _replace_main_module()
     run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # the interpreter's code for -m
     return partial(run, sys.argv[0])
 
 
-def _make_main_module() -> types.ModuleType:
+def _replace_main_module() -> types.ModuleType:
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     if sys.version_info < (3, 14):
@@ -172,7 +172,7 @@ def _receive_exactly(requests: socket.socket, count: int) -> bytes:
     return bytes(received)
 
 
-def _load_beside(name: str) -> types.ModuleType:
+def _load_sibling_module(name: str) -> types.ModuleType:
     """Load a module from the folder of this file, as `import rdzv` may fail in this process."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
@@ -185,21 +185,21 @@ def _load_beside(name: str) -> types.ModuleType:
 def _hide_own_frames() -> None:
     shown = sys.excepthook
 
-    def show_error(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    def show_user_traceback(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         shown(kind, error.with_traceback(trace), trace)
 
-    sys.excepthook = show_error
+    sys.excepthook = show_user_traceback
 
 
-def _main(requests: str, folder: str, modules: str, standby: str, signals: str) -> Prepare:
+def _preload_server_main(requests: str, folder: str, modules: str, standby: str, signals: str) -> Prepare:
     with socket.socket(fileno=int(requests)) as channel:
-        return serve(channel, folder, [name for name in modules.split(",") if name], int(standby), signals)
+        return serve_forks(channel, folder, [name for name in modules.split(",") if name], int(standby), signals)
 
 
 if __name__ == "__main__":
-    _prepare = _main(*sys.argv[1:])
+    _prepare = _preload_server_main(*sys.argv[1:])
     try:
         _prepare()()  # called here, so that a worker's stack has only one frame of this file
     except BaseException:

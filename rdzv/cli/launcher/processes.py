@@ -153,13 +153,13 @@ async def open_log(folder: str | None, environment: Mapping[str, str]) -> FileIO
     run = run if run.strip(".") else run.replace(".", "%2E")  # `quote` keeps dots, and `..` is another folder
     path = Path(folder) / run / f"round-{round}" / f"rank-{environment['RANK']}.log"
 
-    def open_it() -> FileIO:
+    def open_to_append() -> FileIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Do not block on a pipe without a reader.
         return FileIO(str(path), "ab", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK, 0o666))
 
     try:
-        return await in_thread(open_it)
+        return await in_thread(open_to_append)
     except OSError as error:
         log.warning(CUT, f"--log-dir: {path}", error.strerror or error)
         return None

@@ -69,11 +69,11 @@ def slurm_url(word: str, environment: Mapping[str, str]) -> str:
     scheme = "tcps" if encrypted else "tcp"
     url = f"{scheme}://{nodes[0]}:{PORT_FIRST + int(job) % PORTS}/{run_id}?{query}"
     if len(nodes) > 1:
-        _refuse_an_open_store(url, environment)
+        _require_client_auth(url, environment)
     return url
 
 
-def _refuse_an_open_store(url: str, environment: Mapping[str, str]) -> None:
+def _require_client_auth(url: str, environment: Mapping[str, str]) -> None:
     """Raise an error on every node, not only on the store's host, if the store would accept every client."""
     settings = parse(url, {}, environment)
     has_secret = settings.token is not None or settings.token_file is not None

@@ -51,7 +51,7 @@ class StallRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastNote:
+class LastStepNote:
     """The last note of a member; `ago`: seconds since it was received."""
 
     note: StepNote
@@ -75,7 +75,7 @@ class StallDetector:
         self._excused_at = -math.inf  # time without a step counts only from this moment on
         self._looked_at = -math.inf
 
-    def judge(self, heard: Mapping[str, LastNote], *, round: int, now: float, every: float) -> StuckVerdict:
+    def judge(self, heard: Mapping[str, LastStepNote], *, round: int, now: float, every: float) -> StuckVerdict:
         """Judge a round's live members by their last notes; call this about every `every` seconds."""
         late = now - self._looked_at > every + AWAY_AFTER  # the last call is long past: excuse all silence until now
         if round != self._round or late:
@@ -97,14 +97,14 @@ class StallDetector:
             return StuckVerdict(standstill=self._describe_standstill(list(members.values())))
         return StuckVerdict(stuck=stuck)
 
-    def _has_excuse(self, one: LastNote) -> bool:
+    def _has_excuse(self, one: LastStepNote) -> bool:
         return one.note.away or one.note.busy > one.ago or one.ago > self._rules.notes_every + AWAY_AFTER
 
-    def _is_quiet(self, one: LastNote, now: float) -> bool:
+    def _is_quiet(self, one: LastStepNote, now: float) -> bool:
         limit = self._rules.limit(first=one.note.first)
         return one.note.age >= limit and now - one.ago - self._excused_at >= limit
 
-    def _do_others_progress(self, one: LastNote, others: list[LastNote]) -> bool:
+    def _do_others_progress(self, one: LastStepNote, others: list[LastStepNote]) -> bool:
         if others and not one.note.waits and all(other.note.waits for other in others):
             return True
         step = -math.inf if one.note.step is None else one.note.step
@@ -114,11 +114,11 @@ class StallDetector:
             for other in others
         )
 
-    def _was_heard_since(self, one: LastNote, other: LastNote) -> bool:
+    def _was_heard_since(self, one: LastStepNote, other: LastStepNote) -> bool:
         """Return True if `other` has reported well after `one` went quiet; else `one` may be waiting for `other`."""
         return other.ago <= one.ago + one.note.age - FRESH_PART * self._rules.limit(first=one.note.first)
 
-    def _describe_standstill(self, members: list[LastNote]) -> str:
+    def _describe_standstill(self, members: list[LastStepNote]) -> str:
         steps = {one.note.step for one in members}
         (step,) = steps if len(steps) == 1 else (None,)
         limit = self._rules.limit(first=all(one.note.first for one in members))
@@ -126,7 +126,7 @@ class StallDetector:
         return f"no member has begun a step for {duration(limit)}{at}; nobody is dropped"
 
 
-def _explain_stuck(one: LastNote, others: list[LastNote]) -> str:
+def _explain_stuck(one: LastStepNote, others: list[LastStepNote]) -> str:
     if all(other.note.waits for other in others) and not one.note.waits:
         at = "" if one.note.step is None else f" at {one.note.step:,}"
         return f"no step since {duration(one.note.age + one.ago)}, others wait for it{at}"

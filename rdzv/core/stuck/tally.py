@@ -12,7 +12,7 @@ from __future__ import annotations
 from rdzv.core.stored import Stored
 
 
-class RunTally(Stored, kw_only=True):
+class RunCounts(Stored, kw_only=True):
     """The counters."""
 
     called = "the tally of the run"
@@ -22,11 +22,11 @@ class RunTally(Stored, kw_only=True):
     round: int = -1  # the last counted round
 
     @classmethod
-    def of(cls, value: bytes) -> RunTally:
+    def of(cls, value: bytes) -> RunCounts:
         """Unpack the key's value; without a readable value, return a new tally."""
         return (cls.unpack_or_log("tally", value) if value else None) or cls()
 
-    def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> RunTally:
+    def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> RunCounts:
         """Return the tally after a node's part in a round has ended.
 
         `restart`: a process of this node failed by itself. `failed`: the round ended by a failure or a loss; it counts

@@ -16,7 +16,7 @@ from rdzv.node.coordinator.term import CoordinatorTerm
 from rdzv.node.link.role import ELECTION_MOST, CoordinatorRole, election_pause
 from rdzv.node.link.stopwatch import Stopwatch
 from rdzv.node.link.wakeup import Wakeup
-from rdzv.node.run.run_settings import SettingsChangedError, adopt_settings
+from rdzv.node.run.run_settings import SettingsChangedError, adopt_changed_settings
 from store import ConditionFailed, ConnectionLost, Get, Lease, LeaseNotFound, Put, StoreTimeoutError, when
 from store.net.tasks import cancel_and_wait
 from store.printable import make_logger
@@ -132,7 +132,7 @@ class Election:
             role.term = taken.revision
             await self._lead_with_role(role, taken.results[1:])
             return
-        if adopt_settings(taken, agreed):
+        if adopt_changed_settings(taken, agreed):
             return
         self.link.follower.init_coordinator(taken.results[0], revision=taken.revision)
         known = Wakeup()
@@ -156,7 +156,7 @@ class Election:
             self.link.spawn(revoking, f"give the role of coordinator of {self.part.keys.run_id} back")
             lost.cancel()
 
-        role.lease.keep(sent_at=role.sent_at, on_lapse=on_lease_lost, note=role.keep_alive_note)
+        role.lease.keep(sent_at=role.sent_at, on_lapse=on_lease_lost, note=role.time_of_day_note)
         log.info("run %s: node %s coordinates", self.part.keys.run_id, self.part.node_id)
         try:
             with lost, contextlib.suppress(ConditionFailed):

@@ -15,7 +15,7 @@ from rdzv.core.stuck.accusing import UNKNOWN
 from rdzv.core.stuck.judging import StallDetector, StallRules
 from rdzv.core.view import Standstill, StopAnswer, StuckMember
 from rdzv.errors import RendezvousStateError
-from rdzv.node.run.status import read_last_notes
+from rdzv.node.run.status import read_step_notes
 from store import LeaseNotFound, StoreError
 from store.keeping import RENEWALS_PER_TTL
 from store.messages import TimeToLive
@@ -40,10 +40,10 @@ async def gather_stop_answers(context: TermContext, asking: asyncio.Event) -> No
     async with context.store.watch(begun, snapshot=True) as watch:
         async for event in watch:
             if event.kind == "synced":
-                context.queue_facts(StopAnswer())
+                context.queue_for_decision(StopAnswer())
             elif event.kind == "put":
                 with contextlib.suppress(RendezvousStateError):  # another program wrote the key
-                    context.queue_facts(StopAnswer(event.key.removeprefix(begun), BegunStep.unpack(event.value)))
+                    context.queue_for_decision(StopAnswer(event.key.removeprefix(begun), BegunStep.unpack(event.value)))
 
 
 async def look_for_stalls(context: TermContext, settings: Settings) -> None:
@@ -61,16 +61,16 @@ async def look_for_stalls(context: TermContext, settings: Settings) -> None:
         if not view.synced or not view.live:
             continue
         try:
-            beats = await read_last_notes(context.store, context.keys)
+            beats = await read_step_notes(context.store, context.keys)
         except StoreError:
             continue  # try again after the next pause
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
         verdict = stalls.judge(heard, round=number, now=context.store.time(), every=every)
         if verdict.standstill != view.standstill:
-            context.queue_facts(Standstill(number, verdict.standstill))
+            context.queue_for_decision(Standstill(number, verdict.standstill))
         if verdict.stuck:
             found = verdict.stuck.items()
-            context.queue_facts(*(StuckMember(number, members[id].arrival, id, why) for id, why in found))
+            context.queue_for_decision(*(StuckMember(number, members[id].arrival, id, why) for id, why in found))
 
 
 @dataclass(eq=False)
@@ -108,7 +108,7 @@ class AccusationCheck:
                 await anyio.sleep(pause)
                 for number, accused, by in new:
                     with contextlib.suppress(StoreError):  # if the store does not answer, make no decision
-                        self.context.queue_facts(*await self._find_unrenewed_members(number, accused, by))
+                        self.context.queue_for_decision(*await self._find_unrenewed_members(number, accused, by))
 
     def _explain_accusation(self, accused: str, by: str) -> str:
         said = self.context.view.accusations.get(self.context.keys.accusation(accused, by))

@@ -1,7 +1,7 @@
 """A coordinator's term: the coordinator watches the nodes, and carries out what `decide` returns.
 
 The deciding task calls `decide`, carries out the returned act, applies events until its view of the run includes its
-own write, and decides anew. The term's other tasks only queue facts (`TermContext.queue_facts`).
+own write, and decides anew. The term's other tasks only queue facts (`TermContext.queue_for_decision`).
 
 The store rejects a coordinator's writes once another coordinator's term has begun. The keys of an attempt at a round
 have the term in their names, so a coordinator never reads a dead coordinator's attempt (promise R7).
@@ -27,15 +27,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from rdzv.core.decision import RETRY_AFTER, AskStop, Commit, Expel, Publish, Resize, Wait, add_problem, decide, explain
+from rdzv.core.decision import (
+    RETRY_AFTER,
+    Commit,
+    Expel,
+    Resize,
+    Wait,
+    WriteProgress,
+    WriteStop,
+    decide,
+    note_problem,
+    wait_text,
+)
 from rdzv.core.history import History, HistoryWriter, pack_history
 from rdzv.core.ranks import member_with_most_steps
-from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_for_rank, pack_arrivals
+from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, pack_arrivals, rank_bucket_of
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import CommitObstacle, Picture, View
 from rdzv.node.coordinator.facts import AccusationCheck, gather_stop_answers, look_for_stalls
 from rdzv.node.coordinator.term_context import SharedStoreLease, TermContext
-from rdzv.node.run.run_settings import SettingsChangedError, adopt_settings
+from rdzv.node.run.run_settings import SettingsChangedError, adopt_changed_settings
 from rdzv.node.run.status import participant_of
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
 from store.messages import Event
@@ -155,14 +166,14 @@ class CoordinatorTerm:
         while True:
             self._hour_changed.clear()
             with contextlib.suppress(StoreError):  # try again later
-                await self._context.run_lease.keep_alive(note=self._role.keep_alive_note(False))
+                await self._context.run_lease.keep_alive(note=self._role.time_of_day_note(False))
             with anyio.move_on_after(KEEP_TIME_EVERY):
                 await self._hour_changed.wait()
 
     async def _watch_nodes(self) -> None:
         async with self._store.watch(self._keys.nodes, snapshot=True) as watch:
             async for events in watch.batches():
-                self._context.queue_facts(*events)
+                self._context.queue_for_decision(*events)
 
     async def _decide_repeatedly(self) -> None:
         await self._apply_facts_up_to(0)
@@ -196,11 +207,11 @@ class CoordinatorTerm:
                     await self._delete_shared_keys()
                 await self._context.wakeup.sleep_until(act.until)
                 return 0
-            case Publish():
+            case WriteProgress():
                 return await self._write_progress(act)
             case Commit():
                 return await self._commit_if_there_is_room(act)
-            case AskStop():
+            case WriteStop():
                 return await self._write_stop(act)
             case Expel():
                 return await self._expel(act)
@@ -222,7 +233,7 @@ class CoordinatorTerm:
         if there is not None and self._part.agreed.accept_or_explain(there.value):
             raise SettingsChangedError(unpack_settings(there.value))
         self._update_picture(resized_at=act.revision)
-        self._view.set_needed(needed=self._part.agreed.rules.needed, now=self._store.time())
+        self._view.set_min_nodes(needed=self._part.agreed.rules.needed, now=self._store.time())
         return 0
 
     async def _decide(self) -> Act:
@@ -236,12 +247,12 @@ class CoordinatorTerm:
             if done:
                 return deciding.result()
             slow = f"rank_order has been running for more than {ORDER_WITHIN:g} s"
-            progress = add_problem(self._picture.told or Progress(phase=Phase.GATHERING), slow)
+            progress = note_problem(self._picture.told or Progress(phase=Phase.GATHERING), slow)
             if progress != self._picture.told:
-                await self._write_progress(Publish(progress=progress))
+                await self._write_progress(WriteProgress(progress=progress))
             act = await deciding
             # The rank order has returned: if no act is due, replace the report that named it as slow.
-            return Publish(progress=act.progress) if isinstance(act, Wait) else act
+            return WriteProgress(progress=act.progress) if isinstance(act, Wait) else act
         finally:
             deciding.cancel()
 
@@ -259,7 +270,7 @@ class CoordinatorTerm:
                     bans, last_call = self._follower.head.bans, self._part.agreed.rules.last_call
                     self._view.apply_node_event(fact, now=now, last_call_timeout=last_call, bans=bans)
                 else:
-                    self._view.apply_fact(fact)
+                    self._view.apply_task_result(fact)
             if self._context.failed is not None:
                 raise self._context.failed
             if self._view.synced and self._view.seen >= revision:
@@ -272,7 +283,7 @@ class CoordinatorTerm:
         if own is not None and own.round.number == self._view.number and own.over is not None and not own.dropped:
             self._view.note_own_departure(self._part.node_id, stopped=own.gate.is_at_stop)
 
-    async def _write_stop(self, act: AskStop) -> int | None:
+    async def _write_stop(self, act: WriteStop) -> int | None:
         keys, stop = self._keys, act.stop
         unchanged = self._context.round_condition, when.mod_revision(keys.stop) == act.over
         revision = await self._context.write(self._context.put(keys.stop, stop.pack()), also=unchanged)
@@ -284,9 +295,9 @@ class CoordinatorTerm:
             log.info("run %s, round %d: all leave %s: %s", keys.run_id, stop.round, where, stop.why)
         return 0
 
-    async def _write_progress(self, act: Publish) -> int:
+    async def _write_progress(self, act: WriteProgress) -> int:
         progress, unbans, now = act.progress, act.unbans, self._store.time()
-        self._log_wait_reason(explain(progress))
+        self._log_wait_reason(wait_text(progress))
         writes: list[Put | Delete] = [self._progress_put(progress)]
         writes.extend(Delete(self._keys.unbans + name) for name in unbans)
         history = self._history_writer.history_with_incidents(
@@ -409,8 +420,8 @@ class CoordinatorTerm:
             if not at_once:
                 # Delete the refused round's ranks: the next attempt may not overwrite all of them.
                 await self._store.delete_prefix(keys.attempt(round.number, context.term), when=unchanged)
-            if adopt_settings(result, self._part.agreed):
-                self._view.set_needed(needed=self._part.agreed.rules.needed, now=self._store.time())
+            if adopt_changed_settings(result, self._part.agreed):
+                self._view.set_min_nodes(needed=self._part.agreed.rules.needed, now=self._store.time())
             return None
         self._set_time_of_day(hour, at=now)
         committed = round.replace(revision=result.revision)
@@ -421,7 +432,7 @@ class CoordinatorTerm:
         self._history_writer.note_written(history, now=now)
         if progress is not None:
             self._update_picture(told=progress, told_at=now)
-            self._log_wait_reason(explain(progress))
+            self._log_wait_reason(wait_text(progress))
         self._follower.note_round(committed)
         if last is not None:
             await self._store.delete_prefix(keys.attempt(last.number, last.term), when=context.term_conditions)
@@ -481,7 +492,7 @@ def _rank_puts(context: TermContext, round: Round, members: list[Member], record
     keys, number, term = context.keys, round.number, round.term
     by_bucket: list[list[Member]] = [[] for _ in range(round.buckets)]
     for member in members:
-        by_bucket[bucket_for_rank(member.node_id, round.buckets)].append(member)
+        by_bucket[rank_bucket_of(member.node_id, round.buckets)].append(member)
     roster = [participant_of(record, rank) for rank, record in enumerate(records)]
     writes = []
     for index, bucket in enumerate(by_bucket):

@@ -71,7 +71,7 @@ class TermContext:
         await self.store.delete_prefix(self.keys.shared(number, term), when=self.term_conditions)
         await self.store.delete_prefix(self.keys.attempt(number, term), when=self.term_conditions)
 
-    def queue_facts(self, *facts: Fact) -> None:
+    def queue_for_decision(self, *facts: Fact) -> None:
         """Queue facts for the deciding task, which applies them before its next decision."""
         self.inbox.extend(facts)
         self.wakeup.notify()

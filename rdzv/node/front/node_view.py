@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from rdzv.errors import RendezvousStateError
 from rdzv.node.front import verbs
 from rdzv.node.front.sharing import describe_absence
-from store.errors import OfThisProcess
+from store.errors import NotPicklable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -37,7 +37,7 @@ def immediate_method(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concat
     return method
 
 
-class NodeView(OfThisProcess):
+class NodeView(NotPicklable):
     """The part of both handlers that reads the node without a call into the node's loop."""
 
     node: Node | None  # None for a third-party backend

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rdzv.core.round import BUCKET_SIZE, Participant
-from rdzv.shared_store.fencing import MemberNames, MembershipQueries
+from rdzv.shared_store.fencing import AbsenteeNames, MembershipQueries
 from rdzv.shared_store.store import SharedStore
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def shared_store(node: Node, membership: Membership, client: LazyClient | Store)
             lost=(lambda: membership.lost_ids) if node.settings.waits_end_on_loss else None,
             waiting=membership.beats.mark_wait,
             interrupted=membership.gate.note_interrupted,
-            roster=MemberNames(
+            roster=AbsenteeNames(
                 rank=membership.rank,
                 key=lambda rank: keys.roster(round.number, round.term, rank // BUCKET_SIZE),
                 read=lambda roster: {one.rank: one.node_id for one in Participant.unpack_all(roster)},

@@ -24,7 +24,7 @@ from rdzv.errors import (
     make_valid_exit_status,
     mark_run,
 )
-from rdzv.membership import is_round_too_large
+from rdzv.membership import round_exceeds_max_nodes
 from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.run.run import Run
@@ -59,7 +59,7 @@ def shielded(verb: Verb) -> Verb:
     return verb
 
 
-def is_shielded(verb: object) -> bool:
+def is_shielded_verb(verb: object) -> bool:
     """Return True if a verb is marked by `shielded`."""
     return verb in _MUST_END
 
@@ -76,7 +76,7 @@ async def leave(node: Node) -> None:
 
 async def num_nodes_waiting(node: Node) -> int:
     """Return how many waiting nodes the next round would admit now, by the coordinator's last report."""
-    head, membership = (await node.open_link()).follower.head, node.membership
+    head, membership = (await node.get_session()).follower.head, node.membership
     if head.progress is None or (membership is not None and head.progress.round != membership.round.number):
         return 0
     return head.progress.waiting
@@ -99,7 +99,7 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
     if membership.over is not None or has_lost_store:
         return int((membership.dropped or has_lost_store) and on_loss)
     head, progress = membership.head, membership.progress
-    announced = int(head.moves or is_round_too_large(membership.round, head.resized))
+    announced = int(head.moves or round_exceeds_max_nodes(membership.round, head.resized))
     if progress is None:
         return announced
     return announced + progress.waiting + (progress.lost + progress.departed if on_loss else 0)
@@ -125,7 +125,7 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
         RoundSupersededError: This node is in no round, or `in_round` is not its present round.
     """
     checked_text("key", key)
-    link, membership, keys = await node.open_link(), node.membership, node.keys
+    link, membership, keys = await node.get_session(), node.membership, node.keys
     over = f"node {node.node_id} is no longer in that round of run {node.run_id}; nothing was kept"
     if membership is None or in_round not in {None, membership.round.number}:
         raise mark_run(node.run_id, RoundSupersededError(over))
@@ -153,7 +153,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
     why = checked_text("why", why)
     if not hasattr(rank, "__index__"):
         raise RendezvousSettingsError(f"rank={rank!r:.80} must be a whole number")
-    await node.open_link()
+    await node.get_session()
     membership = node.membership
     over = f"node {node.node_id} is no longer in that round of run {node.run_id}, and cannot accuse"
     if membership is None or membership.over is not None or in_round not in {None, membership.round.number}:
@@ -178,7 +178,7 @@ async def all_here(node: Node, *, timeout: float) -> bool:
     Raises:
         RendezvousConnectionError: The store cannot be reached.
     """
-    link, membership = await node.open_link(), node.membership
+    link, membership = await node.get_session(), node.membership
     if membership is None:
         return True
     shared = shared_store(node, membership, link.store)
@@ -186,15 +186,15 @@ async def all_here(node: Node, *, timeout: float) -> bool:
     store = shared.ignoring_losses()  # waits in this store continue when members are lost
     store.set_timeout(timeout)
 
-    async def answer_if_member_goes() -> None:
+    async def end_wait_on_member_loss() -> None:
         with contextlib.suppress(RendezvousError, StoreError):  # `all_here` itself fails with the same error
-            async with Changes(node, node.open_link) as changes:
+            async with Changes(node, node.get_session) as changes:
                 async for change in changes:
                     if isinstance(change, NodesLost | NodesLeft):
                         break
             await store.compare_set(ANSWER, "", MEET_AGAIN)
 
-    answering = asyncio.create_task(answer_if_member_goes(), name=f"notice members of {node.run_id} that leave early")
+    answering = asyncio.create_task(end_wait_on_member_loss(), name=f"notice members of {node.run_id} that leave early")
     try:
         # If this call is cancelled and repeated, count the member only once.
         if membership.counting is None or _has_task_failed(membership.counting):
@@ -221,7 +221,7 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     if node.membership is None:
         raise RendezvousStateError(f"node {node.node_id} has been in no round of run {node.run_id}")
     key = node.keys.tally
-    link = await node.open_link()
+    link = await node.get_session()
 
     async def write_tally(store: Store) -> bytes:
         await node.carry_over_run(link)  # if a store was lost, write its counters to the new store
@@ -248,12 +248,12 @@ async def is_closed(node: Node) -> bool:
     Raises:
         RendezvousConnectionError: No closing is known, and the store is disconnected.
     """
-    link = await node.open_link()
+    link = await node.get_session()
     if link.follower.head.closed is not None:
         return True
     if not link.store.connected:
         problem = f"whether the run is closed is not known: {node.settings.endpoint.url} is out of reach"
-        raise node.connection_error(ConnectionLost(problem, maybe_applied=False))
+        raise node.translate_store_error(ConnectionLost(problem, maybe_applied=False))
     return False
 
 
@@ -280,11 +280,11 @@ async def give_up(node: Node, reason: str, *, status: int = 0) -> None:
 async def _close_run(node: Node, reason: str, **verdict: Any) -> None:
     try:
         with anyio.fail_after(node.settings.close_timeout):
-            link = await node.open_link()
+            link = await node.get_session()
             closed = await _make_run(node, link.store).set_closed(reason, lease=await link.run_lease(), **verdict)
             link.follower.note_closing(closed)  # let the caller see the closing before the watch delivers it
     except (StoreError, TimeoutError) as error:
-        raise node.connection_error(error) from error
+        raise node.translate_store_error(error) from error
 
 
 def _make_run(node: Node, store: Store) -> Run:
@@ -292,7 +292,7 @@ def _make_run(node: Node, store: Store) -> Run:
 
 
 def verb_from_run(
-    call: Callable[Concatenate[Run, P], Coroutine[Any, Any, T]], *, is_shielded: bool = False
+    call: Callable[Concatenate[Run, P], Coroutine[Any, Any, T]], *, is_shielded_verb: bool = False
 ) -> Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]:
     """Make a verb of a method of `Run`."""
 
@@ -300,13 +300,13 @@ def verb_from_run(
     async def verb(node: Node, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await node.call_store(lambda store: call(_make_run(node, store), *args, **kwargs))
 
-    return shielded(verb) if is_shielded else verb
+    return shielded(verb) if is_shielded_verb else verb
 
 
-resize = verb_from_run(Run.resize, is_shielded=True)
-ban = verb_from_run(Run.ban, is_shielded=True)
-unban = verb_from_run(Run.unban, is_shielded=True)
-answer = verb_from_run(Run.answer, is_shielded=True)
+resize = verb_from_run(Run.resize, is_shielded_verb=True)
+ban = verb_from_run(Run.ban, is_shielded_verb=True)
+unban = verb_from_run(Run.unban, is_shielded_verb=True)
+answer = verb_from_run(Run.answer, is_shielded_verb=True)
 status = verb_from_run(Run.status)
 account = verb_from_run(Run.account)
 history = verb_from_run(Run.history)

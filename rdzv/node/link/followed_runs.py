@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.core.keys import Keys
 from rdzv.core.live.changes import report_for_page, summary_of, without_jitter
-from rdzv.core.report import account, as_of, report
+from rdzv.core.report import account, report, status_as_of
 from rdzv.listeners import Listeners
 from rdzv.node.link.head_watcher import HeadWatcher
 from rdzv.node.run.status import read_run, read_run_clock, read_steps_and_waits, wait_reason_of
@@ -52,7 +52,7 @@ class FollowedRun:
         self._tasks = [asyncio.create_task(one, name=f"follow run {keys.run_id}") for one in following]
 
     @property
-    def is_lost(self) -> bool:
+    def has_watch_ended(self) -> bool:
         """True if a watch of the run has ended, so that changes go unnoticed."""
         return any(task.done() for task in self._tasks)
 
@@ -102,7 +102,7 @@ class FollowedRun:
         """Return the last status read, with its durations as of now, and the history."""
         assert self._read is not None, "it was refreshed"
         (status, history), now = self._read, self._store.time()
-        later = as_of(status, now - self._read_at, reason="")
+        later = status_as_of(status, now - self._read_at, reason="")
         return replace(later, reason=wait_reason_of(self._follower.head, later, now=now)), history
 
     def time_of_day(self) -> float:
@@ -153,7 +153,7 @@ class FollowedRuns:
     async def follow_and_refresh(self, run_id: str) -> FollowedRun:
         """Return a run, and follow it from now on; raise StoreError if that fails."""
         run = self._runs.get(run_id)
-        if run is None or run.is_lost:
+        if run is None or run.has_watch_ended:
             keys = Keys(self._prefix, run_id)
             self._runs[run_id] = FollowedRun(self._store, keys, partial(self._note_change, run_id))
             if run is not None:

@@ -14,14 +14,14 @@ from rdzv.core.round import Round
 from rdzv.core.state import (
     AnnouncedDrain,
     Ban,
+    BanEnd,
     Closed,
-    Coordinator,
+    CurrentCoordinator,
     Head,
     LastCoordinator,
     LostStore,
     NodeWithStore,
     Progress,
-    Unban,
     ban_names_of,
 )
 from rdzv.core.stopping import Drain, Resized, Stop
@@ -117,7 +117,7 @@ class HeadWatcher:
     def init_coordinator(self, there: object, *, revision: int) -> None:
         """If no coordinator is known, set it from its key as of `revision`, unless the watch is past that revision."""
         if isinstance(there, Entry) and self.head.coordinator is None and revision > self.seen:
-            coordinator = Coordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
+            coordinator = CurrentCoordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
             self.head = replace(self.head, coordinator=coordinator)
             self.notify_listeners()
 
@@ -182,7 +182,7 @@ class HeadWatcher:
         if key == keys.coordinator:
             if not put and head.coordinator is not None:
                 self.before = LastCoordinator(node_id=head.coordinator.node_id, cause=event.cause)
-            coordinator = Coordinator(node_id=value.decode(errors="replace"), term=event.create_revision)
+            coordinator = CurrentCoordinator(node_id=value.decode(errors="replace"), term=event.create_revision)
             return {"coordinator": coordinator if put else None}
         if key == keys.closed:
             # `closed_over` is the progress at the closing. Keep it after a reset: the snapshot's progress is later.
@@ -222,7 +222,7 @@ class HeadWatcher:
                 self.own_ban = revision, Ban.unpack(value)
             return changed_map("bans", keys.bans, lambda: Ban.unpack(value, seen_at=now))
         if key.startswith(keys.unbans):
-            return changed_map("unbans", keys.unbans, lambda: Unban.unpack(value, revision=revision))
+            return changed_map("unbans", keys.unbans, lambda: BanEnd.unpack(value, revision=revision))
         if key.startswith(keys.questions):
             return changed_map("questions", keys.questions, lambda: Question.unpack(value))
         return {}

@@ -120,7 +120,7 @@ class NodeThread(NodeLoop):
         """Stop using the node thread; call this once. Thread-safe."""
         thread, self._thread, self._left = self._thread, None, True
         if thread is not None:
-            _release_thread(self, thread)
+            _release_shared_thread(self, thread)
 
 
 _lock = threading.Lock()
@@ -138,7 +138,7 @@ def _acquire_thread(user: NodeThread) -> LoopThread:
         return _thread
 
 
-def _release_thread(user: NodeThread, thread: LoopThread) -> None:
+def _release_shared_thread(user: NodeThread, thread: LoopThread) -> None:
     global _thread
     with _lock:
         if thread is not _thread:  # in a forked child, the thread is the parent's

@@ -52,7 +52,7 @@ class CoordinatorRole:
         """Return the run's present time of day."""
         return self._clock() + self.day_offset
 
-    def keep_alive_note(self, _: bool) -> bytes:
+    def time_of_day_note(self, _: bool) -> bytes:
         """Return the note for a keep-alive: the run's time of day, to which readers add the note's age."""
         return TimeOfDayNote(hour=self.time_of_day()).pack()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from rdzv.node.link.head_watcher import HeadWatcher
-from rdzv.node.run.lease import obtain_run_lease
+from rdzv.node.run.lease import get_or_grant_run_lease
 from store import ConnectionLost, Lease, LeaseNotFound, StoreError
 from store.keeping import RELEASE_WITHIN, KeptLeases
 from store.messages import CHOSEN_LEASE_LEAST
@@ -78,7 +78,7 @@ class StoreSession:
         self._silence_task: asyncio.Task[None] | None = None
         self._silent = False  # True if the connected store has not answered a request for a while
         self._closed = False
-        store.on_connection_change(self._note_connection)
+        store.on_connection_change(self._handle_connection_change)
         self.keeping.on_silence = self._note_silence
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -152,7 +152,7 @@ class StoreSession:
             self.keeping.renew_now()
         self._schedule_probe(every)
 
-    def _note_connection(self, connected: bool) -> None:
+    def _handle_connection_change(self, connected: bool) -> None:
         self._reach_changed.set()
         if connected:
             self.back_at = self.store.time()
@@ -223,7 +223,7 @@ class StoreSession:
     async def run_lease(self) -> Lease:
         """Return the run's own lease, found or granted (promise R19)."""
         if self.known_run_lease is None:
-            self.known_run_lease = await obtain_run_lease(self.store, self._keys, self._closed_ttl)
+            self.known_run_lease = await get_or_grant_run_lease(self.store, self._keys, self._closed_ttl)
         return self.known_run_lease
 
     def start_renewing_run(self) -> None:

@@ -22,7 +22,7 @@ from rdzv.node.link.role import CoordinatorRole
 from rdzv.node.link.stopwatch import Stopwatch
 from rdzv.node.link.store_session import SAY_AWAY_AFTER, StoreEndingError
 from rdzv.node.link.wakeup import Wakeup
-from rdzv.node.run.lease import lease_in, lease_refusal, run_grant, run_lease_put
+from rdzv.node.run.lease import lease_from_entry, refusal_error, run_grant, run_lease_put
 from rdzv.node.run.run_settings import agree_on_settings
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renew_if_old
@@ -60,7 +60,7 @@ class ArrivalWriter:
         part, link, clock = self._part, self._link, self._clock
         expected = part.arrival.revision
         while True:
-            part.refuse_if_closed(link.follower.head, me)
+            part.raise_if_closed(link.follower.head, me)
             lease = self._ensure_node_lease()
             record = await new_record(part, link)
             if part.arrival.lease is not lease:
@@ -85,7 +85,7 @@ class ArrivalWriter:
                     await role.lease.release(within=RELEASE_WITHIN if in_time else RELEASE_SOON)
                 if isinstance(error, LimitExceeded):
                     part.arrival.on_refused()
-                    raise lease_refusal(error, ttl=lease.ttl, closed_ttl=part.settings.closed_ttl) from error
+                    raise refusal_error(error, ttl=lease.ttl, closed_ttl=part.settings.closed_ttl) from error
                 raise
             if not result.succeeded:
                 expected = await self._wait_after_refusal(me, result, is_newcomer=not expected)
@@ -95,7 +95,7 @@ class ArrivalWriter:
                 lease.keep(sent_at=sent_at, on_lapse=partial(part.handle_lease_loss, lease), note=part.keep_alive_note)
             if run is not None:
                 granted = Lease(link.store, id=run.id or 0, ttl=run.ttl)
-                link.known_run_lease = lease_in(link.store, result.results[2]) or granted
+                link.known_run_lease = lease_from_entry(link.store, result.results[2]) or granted
             if role is not None and not self._note_role_result(role, result):
                 role = None
             if part.arrival.on_written(result.revision):
@@ -209,7 +209,7 @@ class ArrivalWriter:
     async def _wait_for_changed_record(self, there: Entry) -> Entry | None:
         part, link, clock, changed = self._part, self._link, self._clock, Wakeup()
 
-        async def wait_for_change() -> None:
+        async def wait_for_key_change() -> None:
             with contextlib.suppress(StoreError):
                 async for event in watch:
                     if event.key == there.key:  # skip longer keys that begin with this key
@@ -220,11 +220,11 @@ class ArrivalWriter:
             entry = await link.store.get(there.key)  # the record may have changed before the watch was open
             if entry is None or entry.mod_revision != there.mod_revision:
                 return entry
-            noticing = asyncio.create_task(wait_for_change())
+            noticing = asyncio.create_task(wait_for_key_change())
             try:
                 with part.listeners.listening(changed):
                     while not noticing.done():
-                        part.refuse_if_closed(link.follower.head, Joiner(arrival=0))
+                        part.raise_if_closed(link.follower.head, Joiner(arrival=0))
                         if not await changed.sleep_until(clock.deadline(link.store.time())):
                             raise part.timeout_error(link)
             finally:
@@ -234,7 +234,7 @@ class ArrivalWriter:
 
 def store_ending_error(part: NodeState, link: StoreSession, me: Joiner) -> StoreEndingError:
     """Return the error after which this node looks for the next store. If the run is closed, raise an error instead."""
-    part.refuse_if_closed(link.follower.head, me)
+    part.raise_if_closed(link.follower.head, me)
     return StoreEndingError(f"the store at {link.host} is ending: the node that hosts it is done")
 
 

@@ -26,7 +26,7 @@ from rdzv.node.member.health import refuse_if_unhealthy
 from rdzv.node.member.lost_store import carry_over_run
 from rdzv.node.member.node_state import NOT_WAITING
 from rdzv.node.run.lease import is_store_full
-from rdzv.node.run.run_settings import check_prefix
+from rdzv.node.run.run_settings import refuse_nested_prefix
 from rdzv.node.run.status import find_member
 from store import ConnectionLost, Put, StoreError, StoreReplaced, StoreTimeoutError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN
@@ -57,7 +57,7 @@ LOOK_AGAIN_FIRST, LOOK_AGAIN_MOST = 10.0, 600.0
 
 
 @dataclass(eq=False)
-class Joining:
+class JoinAttempt:
     """One call of `next_rendezvous` over one connection to a store: makes a node a member of the next round."""
 
     part: NodeState
@@ -82,7 +82,7 @@ class Joining:
         self._me = self._new_joiner(was_member=bool(last and mine and mine.round.revision == last.revision))
         part.refusal = None
         try:
-            await check_prefix(link.store, part.keys.prefix)
+            await refuse_nested_prefix(link.store, part.keys.prefix)
             await self._check_health(examine)
             while True:
                 membership = await self._join_once()
@@ -122,7 +122,7 @@ class Joining:
         while True:
             try:
                 if not part.arrival.is_current(self._me.arrival):
-                    await self._arrive()
+                    await self._write_arrival()
                 membership = await self._wait_for_round()
                 if membership is not None:
                     return membership
@@ -153,7 +153,7 @@ class Joining:
                     left = clock.seconds_left(anyio.current_time())
                     await anyio.sleep(min(part.rng.uniform(0, TRY_AGAIN_AFTER), left))
 
-    async def _arrive(self) -> None:
+    async def _write_arrival(self) -> None:
         part, link, now = self.part, self.link, self.link.store.time()
         self.clock.set_suspended(suspended=False, now=now)
         part.reason = "waiting for the store to take its arrival"
@@ -304,7 +304,7 @@ class Joining:
                 await anyio.sleep(TICK)
                 self._tried += TICK
 
-        async def wait_for_verdict() -> None:
+        async def wait_for_reach_verdict() -> None:
             """Wait for rank 0's verdict. Then rank 0 no longer listens, so a process that was paused stops trying."""
             await anyio.sleep(HEAR_AFTER)
             with contextlib.suppress(StoreError, RendezvousStateError):
@@ -317,7 +317,7 @@ class Joining:
         async with anyio.create_task_group() as trying:
             trying.start_soon(count_tried_seconds)
             if rank:
-                trying.start_soon(wait_for_verdict)
+                trying.start_soon(wait_for_reach_verdict)
             problem, missing = await check_reachability(round, rank, read_names)
             trying.cancel_scope.cancel()
         if not problem:

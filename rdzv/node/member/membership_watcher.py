@@ -36,7 +36,7 @@ class MembershipWatcher:
         self._follower = link.follower
         self._follower.set_node_attributes(part.settings.attributes)
         self._resets, self._banned_at = self._follower.resets, 0
-        self._seen = self._watched_state
+        self._seen = self._ban_and_resets
         self._answered: Membership | None = None  # the membership in which this node last answered where to stop
         self._wakeup = Wakeup()
 
@@ -44,20 +44,20 @@ class MembershipWatcher:
         """Check this node's state at each event that may concern the node, and when a check is due."""
         with self._part.listeners.listening(self):
             while True:  # check before the first event: earlier ones went unnoticed
-                await self._wakeup.sleep_until(await self._check_state())
+                await self._wakeup.sleep_until(await self._check_own_state())
 
     def notify(self) -> None:
         """Wake the checking task if an event may concern this node."""
-        concerns_all = self._watched_state
+        concerns_all = self._ban_and_resets
         if self._part.is_member or concerns_all != self._seen:
             self._seen = concerns_all
             self._wakeup.notify()
 
     @property
-    def _watched_state(self) -> tuple[object, int]:
+    def _ban_and_resets(self) -> tuple[object, int]:
         return self._follower.own_ban, self._follower.resets
 
-    async def _check_state(self) -> float | None:
+    async def _check_own_state(self) -> float | None:
         """Check this node's state; return when to check again if no event comes: at the latest after the node's TTL."""
         part, link, follower = self._part, self._link, self._follower
         again: float | None = anyio.current_time() + part.settings.ttl

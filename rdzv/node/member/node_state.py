@@ -126,7 +126,7 @@ class NodeState:
             f"{reason}{problem}"
         )
 
-    def refuse_if_closed(self, head: Head, me: Joiner) -> None:
+    def raise_if_closed(self, head: Head, me: Joiner) -> None:
         """Raise if the run is closed, unless a round completed after this node's arrival."""
         if head.closed is not None and not (head.round and head.round.revision > me.arrival > 0):
             raise self.closed_error(head.closed, spare=False)

@@ -53,9 +53,9 @@ class StepReporter:
     def report_if_quiet(self, link: StoreSession, membership: Membership) -> float | None:
         """If the member waits or is quiet for too long, send a note at once; return when to check again."""
         self._link = link
-        return earlier_time(self._report_wait(link, membership), self._report_quiet(link, membership))
+        return earlier_time(self._report_store_wait(link, membership), self._report_quiet(link, membership))
 
-    def _report_wait(self, link: StoreSession, membership: Membership) -> float | None:
+    def _report_store_wait(self, link: StoreSession, membership: Membership) -> float | None:
         """Log a member's long wait in the round's store, and send a note of the wait at once."""
         beats = membership.beats
         beats.wait_is_watched = False  # so that a wait which begins after the next line calls `on_wait`

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 RUN_TTL_LEAST = 60.0  # seconds that a run without nodes stays, at least, even if `closed_ttl` is shorter
 
 
-async def obtain_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
+async def get_or_grant_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
     """Return the run's own lease; grant it if there is none. The key `keys.lease` is on it, with its TTL as value."""
-    if (lease := lease_in(store, await store.get(keys.lease))) is None:
+    if (lease := lease_from_entry(store, await store.get(keys.lease))) is None:
         grant = run_grant(keys, closed_ttl, most=store.lease_ttl_max)
         try:
             made = await store.transact(then=(run_lease_put(keys, grant),), grants=(grant,))
         except LimitExceeded as error:
-            raise lease_refusal(error, closed_ttl=closed_ttl) from error
-        lease = lease_in(store, made.results[0]) or Lease(store, id=keys.run_lease_id, ttl=grant.ttl)
+            raise refusal_error(error, closed_ttl=closed_ttl) from error
+        lease = lease_from_entry(store, made.results[0]) or Lease(store, id=keys.run_lease_id, ttl=grant.ttl)
     return lease
 
 
-def lease_in(store: Store, there: object) -> Lease | None:
+def lease_from_entry(store: Store, there: object) -> Lease | None:
     """Return the lease of the key `keys.lease`; None without the key, or if its value is no TTL."""
     with contextlib.suppress(ValueError):
         if isinstance(there, Entry) and there.lease is not None:
@@ -56,7 +56,7 @@ def is_store_full(error: Exception) -> bool:
     return isinstance(error, LimitExceeded) and (" would hold " in text or text.startswith("nothing was written"))
 
 
-def lease_refusal(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:
+def refusal_error(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:
     """Return the error for a refused lease. If its TTL was too long, the error names the setting to lower."""
     if not is_ttl_limit_error(error):
         return error  # the cause is not a setting, but a full store or disk

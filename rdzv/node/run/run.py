@@ -21,11 +21,11 @@ from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, DURATION_MAX, NAME, TE
 from rdzv.core.questions import ANSWER_TTL, compress_answer
 from rdzv.core.report import account
 from rdzv.core.round import Round
-from rdzv.core.state import MOVES, WITH, Ban, Closed, Head, Unban, attribute_ban_name, pack_settings, unpack_settings
+from rdzv.core.state import MOVES, WITH, Ban, BanEnd, Closed, Head, attribute_ban_name, pack_settings, unpack_settings
 from rdzv.core.stopping import Drain, Resized
 from rdzv.core.stuck.accusing import UNKNOWN, WHY_MOST, Accusation
 from rdzv.errors import RendezvousClosedError, RendezvousStateError
-from rdzv.node.run.lease import is_ttl_limit_error, obtain_run_lease
+from rdzv.node.run.lease import get_or_grant_run_lease, is_ttl_limit_error
 from rdzv.node.run.status import drain_ttl, find_member, read_history, read_nodes, read_run, read_run_clock, read_usage
 from store import ConditionFailed, Delete, Entry, Get, LimitExceeded, Put, when
 from store.net.tasks import cancel_and_wait
@@ -118,7 +118,7 @@ class Run:
     async def set_closed(self, reason: str = "", *, lease: Lease | None = None, **verdict: Any) -> Closed:
         """Close the run, and return its first closing. `verdict` has the fields `given_up` and `status` of `Closed`."""
         closed = Closed(reason=reason, by=self.by, **verdict)
-        lease = lease or await obtain_run_lease(self.store, self.keys, self.keep)
+        lease = lease or await get_or_grant_run_lease(self.store, self.keys, self.keep)
         result = await self.store.compare_and_set(self.keys.closed, closed.pack(), expected_revision=0, lease=lease)
         await lease.keep_alive()  # renew the lease, as the run may have no node that does
         assert result.entry is not None, "the run is closed, by this call or an earlier one"
@@ -181,7 +181,7 @@ class Run:
         Return True if there was such a ban. If an attribute's ban is lifted, nodes banned by their id stay banned.
         """
         name, attribute = _parse_ban_target(node_id, where)
-        note = Unban(who=f"{WITH}{attribute}" if attribute else node_id, reason=reason, by=self.by).pack()
+        note = BanEnd(who=f"{WITH}{attribute}" if attribute else node_id, reason=reason, by=self.by).pack()
         while (ban := await self.store.get(self.keys.bans + name)) is not None:
             done = await self.store.transact(
                 when=(when.mod_revision(ban.key) == ban.mod_revision,),
@@ -200,7 +200,7 @@ class Run:
         """
         ban.pack()  # if the ban is invalid, this raises
 
-        async def write_and_delete() -> set[str]:
+        async def write_ban_and_remove() -> set[str]:
             here = await find()  # list the nodes first: waiting nodes leave once the ban is written
             final, lease = await self._obtain_ban_lease(ban)
             await self.store.put(self.keys.bans + name, final.pack(), lease=lease)
@@ -216,7 +216,7 @@ class Run:
                         await self.store.delete(key, when=(when.mod_revision(key) == arrival,))
             return set(here)
 
-        writing = asyncio.create_task(write_and_delete(), name=f"ban {name} from run {self.run_id}")
+        writing = asyncio.create_task(write_ban_and_remove(), name=f"ban {name} from run {self.run_id}")
         try:
             return await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -241,7 +241,7 @@ class Run:
     async def _obtain_ban_lease(self, ban: Ban) -> tuple[Ban, Lease]:
         """Return the ban and its lease: the run's; if the ban expires, a new one, whose TTL becomes `lasts`."""
         if ban.lasts is None:
-            return ban, await obtain_run_lease(self.store, self.keys, self.keep)
+            return ban, await get_or_grant_run_lease(self.store, self.keys, self.keep)
         if not 0 < ban.lasts <= DURATION_MAX:  # false for NaN, too
             refuse(f"a ban that lasts {shown(ban.lasts)} s: it must be more than 0 s, and at most {DURATION_MAX:.0f} s")
         try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import SCHEMES
-from rdzv.config.resizing import describe_size, differs_by_resize, size_limits_of
+from rdzv.config.resizing import describe_size, differs_by_resize, whole_unit_limits
 from rdzv.config.settings import describe_difference
 from rdzv.core.decision import Rules
 from rdzv.core.ranks import find_rank_order
@@ -56,7 +56,7 @@ class RunSettings:
             text = "run %s was resized to %s; this node uses these numbers now, instead of %s"
             log.warning(text, self._run_id, now, before)
         self._agreed, self.value = theirs, there
-        needed, capacity = size_limits_of(theirs)
+        needed, capacity = whole_unit_limits(theirs)
         self.rules = replace(self.rules, needed=needed, capacity=capacity)
         return ""
 
@@ -87,7 +87,7 @@ async def agree_on_settings(
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=there.mod_revision, lease=lease)
 
 
-async def check_prefix(store: Store, prefix: str) -> None:
+async def refuse_nested_prefix(store: Store, prefix: str) -> None:
     """Raise RendezvousSettingsError if keys with this prefix would be among another run's keys."""
     parts = prefix.split("/")
     above = ["/".join(parts[:count]) for count in range(3, len(parts) + 1)]  # for example "/rdzv/job-7"
@@ -107,7 +107,7 @@ class SettingsChangedError(Exception):
         self.settings = settings
 
 
-def adopt_settings(refused: TransactionResult, agreed: RunSettings) -> bool:
+def adopt_changed_settings(refused: TransactionResult, agreed: RunSettings) -> bool:
     """If other settings caused a refusal, adopt them and return True; raise SettingsChangedError if they do not fit."""
     entry = refused.results[-1]
     if not isinstance(entry, Entry) or entry.value == agreed.value:

@@ -8,16 +8,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rdzv.core.absent import NAMED_MOST, AbsenceReport
-from rdzv.core.decision import explain
-from rdzv.core.history import History, TimeOfDayNote, nodes_gone_before
+from rdzv.core.decision import wait_text
+from rdzv.core.history import History, TimeOfDayNote, nodes_gone_before_round
 from rdzv.core.keys import Keys
 from rdzv.core.report import RunStatus, closing_incident
-from rdzv.core.round import Member, Participant, Round, bucket_for_rank
+from rdzv.core.round import Member, Participant, Round, rank_bucket_of
 from rdzv.core.state import Ban, Head, NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.stopping import Drain
 from rdzv.core.stored import log_unreadable
 from rdzv.core.stuck.accusing import UNKNOWN, Accusation
-from rdzv.core.stuck.judging import LastNote
+from rdzv.core.stuck.judging import LastStepNote
 from rdzv.core.stuck.pace import StepOf
 from rdzv.core.stuck.step_log import StepNote
 from rdzv.errors import RendezvousStateError, RoundSupersededError, mark_run
@@ -61,13 +61,13 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
     settings = await _read_settings(store, keys)
     accusations = [Accusation.unpack_or_log(entry.key, entry.value) for entry in await store.list(keys.accusations)]
     elapsed = _progress_age(head, store.time(), time_of_day)
-    absent = _aged_absent(head, elapsed=elapsed)
+    absent = _age_absence_report(head, elapsed=elapsed)
     all_bans = await _read_bans(store, keys)
     bans = {name: ban for name, ban in all_bans.items() if not ban.where}
     history = await read_history(store, keys) if head.round is not None else History()
     if head.round is not None and head.closed is None:
         known = {*addresses, *(one.node_id for one in absent.missing)}
-        gone = nodes_gone_before(history, head.round.number, here=known, now=time_of_day)
+        gone = nodes_gone_before_round(history, head.round.number, here=known, now=time_of_day)
         absent = absent.replace(missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
     counts = {"members": len(members), "waiting": len(waiting)}
     roster = await _read_last_roster(store, keys, head) if head.closed or absent.missing else {}
@@ -81,7 +81,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
         now=time_of_day,
         phase=_phase_of(head),
         phase_for=_seconds_in_phase(head, history, settings, elapsed=elapsed, waited=absent.waited, at=time_of_day),
-        last_call_left=_last_call_left(head, elapsed) if _phase_of(head) is Phase.LAST_CALL else None,
+        last_call_left=_last_call_seconds_left(head, elapsed) if _phase_of(head) is Phase.LAST_CALL else None,
         closing=head.closed,
         closed_at=closing.at if closing else None,
         standstill=head.progress.standstill if head.progress and _unreported_round(head) is None else "",
@@ -200,7 +200,7 @@ async def read_steps_and_waits(
     """Return the reported steps, and the reported waits (the key, and the seconds so far), by member."""
     if head.round is None or not members:
         return {}, {}
-    notes = {node_id: heard for node_id, heard in (await read_last_notes(store, keys)).items() if node_id in members}
+    notes = {node_id: heard for node_id, heard in (await read_step_notes(store, keys)).items() if node_id in members}
     steps = {
         node_id: StepOf(
             step=heard.note.step,
@@ -223,7 +223,7 @@ async def read_steps_and_waits(
     return steps, awaits
 
 
-async def read_last_notes(store: Store, keys: Keys) -> Mapping[str, LastNote]:
+async def read_step_notes(store: Store, keys: Keys) -> Mapping[str, LastStepNote]:
     """Return each node's last note, if any, by node id."""
     heard = {}
     for one in await store.notes(keys.nodes):
@@ -232,7 +232,7 @@ async def read_last_notes(store: Store, keys: Keys) -> Mapping[str, LastNote]:
                 note = StepNote.unpack(one.note)
             except RendezvousStateError:
                 continue  # another program wrote the note
-            heard[one.key.removeprefix(keys.nodes)] = LastNote(note=note, ago=one.age)
+            heard[one.key.removeprefix(keys.nodes)] = LastStepNote(note=note, ago=one.age)
     return heard
 
 
@@ -316,7 +316,7 @@ async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participan
 
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
     """Return the round's member with this arrival, if any."""
-    entry = await store.get(keys.ranks(round.number, round.term, bucket_for_rank(node_id, round.buckets)))
+    entry = await store.get(keys.ranks(round.number, round.term, rank_bucket_of(node_id, round.buckets)))
     members = Member.unpack_all(entry.value) if entry is not None else []  # a later round deletes the ranks of this one
     return next((one for one in members if one.node_id == node_id and one.arrival == arrival), None)
 
@@ -346,10 +346,10 @@ def _wait_reason(head: Head, *, members: int, waiting: int, elapsed: float | Non
         return "no node is here"
     if (round := _unreported_round(head)) is not None:
         return f"round {round.number} stands with {plural(round.size)}"
-    return explain(head.progress, elapsed=elapsed)
+    return wait_text(head.progress, elapsed=elapsed)
 
 
-def _last_call_left(head: Head, elapsed: float) -> float | None:
+def _last_call_seconds_left(head: Head, elapsed: float) -> float | None:
     left = head.progress.last_call_left if head.progress is not None else None
     return None if left is None else max(left - elapsed, 0.0)
 
@@ -360,7 +360,7 @@ def _seconds_in_phase(
     last, began = history.chapters[-1] if history.chapters else None, None
     match _phase_of(head):
         case Phase.LAST_CALL:
-            left, lasts = _last_call_left(head, elapsed), settings.get("last_call_timeout")
+            left, lasts = _last_call_seconds_left(head, elapsed), settings.get("last_call_timeout")
             return None if left is None or not isinstance(lasts, (int, float)) else max(lasts - left, 0.0)
         case Phase.GATHERING:
             began = None if last is None or last.at is None or last.stopped is None else last.at + last.stopped
@@ -388,7 +388,7 @@ def _pending_resize(head: Head) -> Resized | None:
     return None if in_force else head.resized
 
 
-def _aged_absent(head: Head, *, elapsed: float) -> AbsenceReport:
+def _age_absence_report(head: Head, *, elapsed: float) -> AbsenceReport:
     if head.progress is None or head.closed is not None or _unreported_round(head) is not None:
         return AbsenceReport()
     absent = head.progress.absent

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from rdzv import RendezvousError
 from rdzv.config.resizing import describe_size
-from rdzv.display.standard_error import StandardErrorHandler
+from rdzv.display.standard_error import NonBlockingStderrHandler
 from rdzv.loop import EndKind
 from rdzv.torch.agent.unnamed_run import NO_NAME
 from rdzv.torch.pytorch import signal_name_of
@@ -53,7 +53,7 @@ def configure_logging() -> None:
     for name in ("rdzv", "store"):
         logger = logging.getLogger(name)
         if not logger.hasHandlers():
-            handler = StandardErrorHandler()
+            handler = NonBlockingStderrHandler()
             handler.setFormatter(_LogFormatter())
             logger.addHandler(handler)
             logger.propagate = False
@@ -63,7 +63,7 @@ def configure_logging() -> None:
         log.setLevel(logging.INFO if level is None else level)
 
 
-class Screen:
+class HandlerLog:
     """The log lines of one handler."""
 
     def __init__(self, run_id: str) -> None:
@@ -83,7 +83,7 @@ class Screen:
         """Suppress PyTorch's traceback for an agent that a signal ends; call `end` with the signal's name."""
         before = sys.excepthook
 
-        def print_unless_signal(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        def filtered_excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             name = signal_name_of(error)
             if name is None:
                 before(kind, error, trace)
@@ -91,7 +91,7 @@ class Screen:
                 log.debug("run %s: a signal ends this agent here", self._run_id, exc_info=error)
                 end(name)
 
-        sys.excepthook = print_unless_signal
+        sys.excepthook = filtered_excepthook
 
     def log_signal(self, name: str, *, serves_for: float | None) -> None:
         """Write that a signal ends this agent, and how long it still serves its store to other agents."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import store
 from rdzv.loop import Keys
-from rdzv.torch.store import open_store
+from rdzv.torch.store import open_blocking_client
 from store.printable import make_logger
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ NO_NAME: Final = "none"  # PyTorch's default for `--rdzv-id`
 LOOK_EVERY: Final = 0.2  # seconds between counts of the nodes that a closed job still has
 
 
-def reopen_if_ended(url: str, overrides: Mapping[str, Any], *, wait: float) -> bool:
+def reopen_closed_run(url: str, overrides: Mapping[str, Any], *, wait: float) -> bool:
     """Reopen a closed run once it has no live nodes, within `wait` seconds; return True if it can be joined."""
     deadline = time.monotonic() + wait
-    client, settings = open_store(url, overrides)
+    client, settings = open_blocking_client(url, overrides)
     keys = Keys(settings.prefix, settings.run_id)
     told = False
     with contextlib.closing(client), contextlib.suppress(store.StoreError):

@@ -67,7 +67,7 @@ class WorkerEnds:
                     loop.add_reader(file, on_worker_end, file)
             for _ in tuple(files):
                 file = await ended.get()
-                status = _exit_status_of(file)
+                status = _exit_status_of_pidfd(file)
                 if status and not is_stopping_workers(agent):
                     await self.on_failure(describe_worker_end(files[file], status, read_error_of(files[file])))
                     return
@@ -77,7 +77,7 @@ class WorkerEnds:
                 os.close(file)
 
 
-def _exit_status_of(file: int) -> int:
+def _exit_status_of_pidfd(file: int) -> int:
     """Return the exit status of a pidfd's process, negative for a signal; 0 if the agent has reaped it."""
     try:
         ended = os.waitid(os.P_PIDFD, file, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -209,13 +209,13 @@ def _request_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
 def channel_credentials(context: ssl.SSLContext) -> grpc.ChannelCredentials:
     """Return gRPC's credentials for a client-side context."""
     trusted = [ssl.DER_cert_to_PEM_cert(each) for each in context.get_ca_certs(binary_form=True)]
-    roots = "".join(trusted).encode() or _read_first_existing((ssl.get_default_verify_paths().cafile, *SYSTEM_BUNDLES))
+    roots = "".join(trusted).encode() or _read_first_file((ssl.get_default_verify_paths().cafile, *SYSTEM_BUNDLES))
     shown = context.shown if isinstance(context, ClientContext) else None
     certificate, key = shown or (None, None)
     return grpc.ssl_channel_credentials(root_certificates=roots, private_key=key, certificate_chain=certificate)
 
 
-def _read_first_existing(paths: Iterable[str | None]) -> bytes | None:
+def _read_first_file(paths: Iterable[str | None]) -> bytes | None:
     for path in paths:
         if path is not None:
             with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ import anyio
 
 from store.errors import AuthenticationError, ProtocolError, StoreError
 from store.etcd.codec import Failure, FailureKind
-from store.net.dialing import NO_TLS, describe, untrusted_error
+from store.net.dialing import NO_TLS, error_text, untrusted_error
 
 ANSWER_WITHIN: Final = 1.0  # seconds; a member accepts or rejects at once
 
@@ -45,7 +45,7 @@ async def explain_outage(host: str, port: int, tls: ssl.SSLContext | None, *, na
     except TimeoutError:
         return None  # the member is too slow, which gRPC has reported already
     except (OSError, EOFError, UnicodeError) as error:  # UnicodeError: an impossible host name
-        return Failure(describe(error) if isinstance(error, OSError) else str(error), FailureKind.UNDONE)
+        return Failure(error_text(error) if isinstance(error, OSError) else str(error), FailureKind.UNDONE)
     speaks_tls = hello.startswith(TLS_ALERT) or b"HTTPS server" in hello
     if speaks_tls or (not hello and tls is None and await _speaks_tls(host, port)):
         return ProtocolError(f"{name} speaks TLS; write etcds://")

@@ -46,7 +46,7 @@ class Closeable(Protocol):
 
 
 @dataclass(slots=True)
-class _TableRow:
+class _ConnectionRow:
     address: str
     since: float  # when the connection was made, or its last request answered
     cost: int  # bytes of memory
@@ -62,8 +62,8 @@ class ConnectionTable:
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self.limits = limits
         self.clock = clock
-        self._rows: dict[Closeable, _TableRow] = {}
-        self._strangers: OrderedDict[Closeable, _TableRow] = OrderedDict()
+        self._rows: dict[Closeable, _ConnectionRow] = {}
+        self._strangers: OrderedDict[Closeable, _ConnectionRow] = OrderedDict()
         self.bytes: int = 0
         self.refused: int = 0
         self.lines: RateLimitedLog = RateLimitedLog(clock)
@@ -74,9 +74,9 @@ class ConnectionTable:
         self._slowest = 0.0  # seconds that the slowest recent hello of an honest client took
         self._slowest_at = -math.inf  # when that hello arrived
         self._timer: asyncio.TimerHandle | None = None
-        self.set_limit(limits.connections_max)
+        self.set_max_connections(limits.connections_max)
 
-    def set_limit(self, most: int) -> None:
+    def set_max_connections(self, most: int) -> None:
         """Limit connections to `most`, as each needs a file. Half, or `STRANGERS_LEAST` if more, may be strangers."""
         self.connections_max: int = min(self.limits.connections_max, max(most, CONNECTIONS_LEAST))
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))
@@ -98,7 +98,7 @@ class ConnectionTable:
 
     def register(self, who: Closeable, address: str, *, cost: int = 0, beside: bool = False) -> None:
         """Register a connection of `cost` bytes; `beside`: an HTTP connection, for pages or metrics."""
-        row = self._rows[who] = self._strangers[who] = _TableRow(address, self.clock(), cost, beside)
+        row = self._rows[who] = self._strangers[who] = _ConnectionRow(address, self.clock(), cost, beside)
         self._connections[address] += 1
         self.bytes += row.cost
 

@@ -103,7 +103,7 @@ class TcpListener:
                 set_tcp_options(sock)
             task = self._loop.create_task(self._connect_protocol(sock))
             self._tasks.add(task)
-            task.add_done_callback(partial(self._finish_hand_over, sock))
+            task.add_done_callback(partial(self._on_accept_task_done, sock))
 
     def _log_out_of_files(self, error: OSError) -> None:
         if self._loop.time() >= self._quiet_until:
@@ -123,7 +123,7 @@ class TcpListener:
             if not isinstance(error, OSError):
                 raise
 
-    def _finish_hand_over(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+    def _on_accept_task_done(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled():  # perhaps before its first step, so the task may not have closed the socket
             sock.close()

@@ -13,7 +13,7 @@ import ssl
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from store.net.address import host_and_port
+from store.net.address import join_host_port
 from store.net.sockets import close_in_children, unregister
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw = cast("asyncio.Transport", transport)
         peername = transport.get_extra_info("peername")
         if peername:
-            self._name = host_and_port(*peername[:2])
+            self._name = join_host_port(*peername[:2])
         if not self._table.has_room:  # no reason can be sent before the TLS handshake
             self._table.refused += 1
             self.abort()

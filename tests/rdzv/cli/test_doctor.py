@@ -146,7 +146,7 @@ async def test_a_name_that_stands_for_several_machines_is_found(monkeypatch: pyt
     monkeypatch.setattr("rdzv.backends.bind_address._resolve", lambda host, _: [own, foreign][: 1 + (host == "pods")])
     checks: list[doctor.Check] = []
     for host in ("head", "pods"):
-        await doctor._check_shared_name(host, 29400, checks)
+        await doctor._check_ambiguous_host(host, 29400, checks)
     (check,) = checks
     assert "192.0.2.7" in check.found
     assert "is_host=1 on one node and is_host=0 on the others" in check.remedy
@@ -163,7 +163,7 @@ async def test_an_error_in_the_last_check_does_not_hide_the_earlier_checks(
     monkeypatch.setattr(doctor, "STEPS", 1)
     async with store.serve() as server:
         options = argparse.Namespace(url=f"{server.url}/job", timeout=3.0, expected=None, json=True)
-        assert await doctor._diagnose.run(options) == 1
+        assert await doctor._run_doctor.run(options) == 1
     checks = json.loads(capsys.readouterr().out)["checks"]
     assert [(check["name"], check["good"]) for check in checks] == [
         ("name", True),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rdzv.core.history import History
     from rdzv.core.keys import Keys
     from rdzv.core.report import Account, RunStatus
-    from rdzv.display.status import Frame
+    from rdzv.display.status import TopState
 
 pytestmark = pytest.mark.some_here(4)
 
@@ -307,10 +307,10 @@ class Seen(look._Terminal):
     def __init__(self) -> None:
         self.silent_at: float | None = None
         self.silent = asyncio.Event()
-        self.frames: list[Frame] = []
+        self.frames: list[TopState] = []
         self.over = False
 
-    def show(self, frame: Frame) -> None:
+    def show(self, frame: TopState) -> None:
         self.frames.append(frame)
         if frame.silent_for is not None and self.silent_at is None:
             self.silent_at = asyncio.get_running_loop().time()

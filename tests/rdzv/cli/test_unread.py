@@ -208,7 +208,7 @@ def test_dropped_lines_are_counted() -> None:
 
 def test_a_child_of_a_fork_logs_too(capfd: pytest.CaptureFixture[str]) -> None:
     logger = logging.Logger("forked")
-    logger.addHandler(standard_error.StandardErrorHandler())
+    logger.addHandler(standard_error.NonBlockingStderrHandler())
     logger.error("parent %s", "\ud800")
     standard_error.flush_standard_error()
     child = os.fork()

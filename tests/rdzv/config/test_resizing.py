@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.config.resizing import FORMER_MOST, RESIZED_FROM, describe_size, differs_by_resize, resize, size_limits_of
+from rdzv.config.resizing import FORMER_MOST, RESIZED_FROM, describe_size, differs_by_resize, resize, whole_unit_limits
 from rdzv.config.settings import parse
 from rdzv.errors import RendezvousSettingsError
 
@@ -57,5 +57,5 @@ def test_numbers_that_contradict_each_other_are_refused(least: int, most: int | 
 
 
 def test_sizes_are_in_units_and_have_words() -> None:
-    assert size_limits_of(resize(shared("min_nodes=2&max_nodes=4&node_unit=2"), min_nodes=3, max_nodes=7)) == (4, 6)
+    assert whole_unit_limits(resize(shared("min_nodes=2&max_nodes=4&node_unit=2"), min_nodes=3, max_nodes=7)) == (4, 6)
     assert [describe_size(*pair) for pair in ((1, 1), (2, 2), (1, 4))] == ["1 node", "2 nodes", "1 to 4 nodes"]

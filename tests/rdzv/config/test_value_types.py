@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from rdzv.config import value_types
-from rdzv.config.value_types import Kind, duration, whole_number
+from rdzv.config.value_types import ValueType, duration, whole_number
 
 CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
-ACCEPTED: list[tuple[Kind, Any, Any]] = [
+ACCEPTED: list[tuple[ValueType, Any, Any]] = [
     (whole_number(1), "12", 12),
     (whole_number(0), 0, 0),
     (duration(), "0.5", 0.5),
@@ -44,7 +44,7 @@ ACCEPTED: list[tuple[Kind, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "raw", "value"), ACCEPTED)
-def test_parsing_a_parsed_value_changes_nothing(kind: Kind, raw: Any, value: Any) -> None:
+def test_parsing_a_parsed_value_changes_nothing(kind: ValueType, raw: Any, value: Any) -> None:
     assert kind.convert(raw) == value
     assert value is None or kind.convert(kind.convert(raw)) == value
 
@@ -57,7 +57,7 @@ PYTHONS_OWN = ("1_0", "+1", " 1", "1 ", "\uff11", "0x1", "")
 @pytest.mark.parametrize(
     "kind", [whole_number(0), duration(), value_types.HTTP_PORT, value_types.PORTS, value_types.LIMITS]
 )
-def test_a_number_is_written_in_plain_digits(kind: Kind, text: str) -> None:
+def test_a_number_is_written_in_plain_digits(kind: ValueType, text: str) -> None:
     prefixes = ("keys_max:", "handshake_timeout:") if kind is value_types.LIMITS else ("", "1-")
     for prefix in prefixes[: 1 + (kind in {value_types.LIMITS, value_types.PORTS})]:
         with pytest.raises(ValueError):

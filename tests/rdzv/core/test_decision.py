@@ -18,10 +18,10 @@ from rdzv.core.decision import (
     Rules,
     RunClosed,
     Wait,
-    explain,
+    decide_round,
     next_act_of,
-    next_report_at,
-    next_round,
+    progress_due,
+    wait_text,
 )
 from rdzv.core.ranks import by_arrival, survivors_first
 from rdzv.core.round import Round
@@ -29,7 +29,7 @@ from rdzv.core.state import (
     MOVES,
     Change,
     Closed,
-    Coordinator,
+    CurrentCoordinator,
     Dropped,
     Head,
     LostStore,
@@ -111,7 +111,7 @@ def test_the_first_round_in_another_store_waits_for_each_member_of_the_lost_stor
     lost = LostStore(generation=1, revision=9, round=7, round_at=5, awaited=awaited)
     told = 1 if run.round is None or told is None else run.round.revision + told
     head = Head(lost_store=lost, lost_store_at=run.now, lost_store_told=told)
-    decision = next_round(run.view, dataclasses.replace(run.rules, ttl=10.0), head, now=run.now + passed)
+    decision = decide_round(run.view, dataclasses.replace(run.rules, ttl=10.0), head, now=run.now + passed)
     assert (decision.number if isinstance(decision, Commit) else None) == number
     assert decision.progress.problem == (
         "1 of 3 nodes of round 7, whose store was lost, may still be at work" if number is None else ""
@@ -139,7 +139,7 @@ def test_members_of_the_lost_stores_last_round_wait_for_no_others(
     run.arrive("b", lost_rank_of=(lost_rank_of[0], 0))
     lost = LostStore(generation=1, revision=9, round=7, round_at=5, awaited=0)
     head = Head(lost_store=lost, lost_store_at=run.now, lost_store_told=run.revision + 1)
-    decision = next_round(run.view, run.rules, head, now=run.now)
+    decision = decide_round(run.view, run.rules, head, now=run.now)
     completed = [record.node_id for record in decision.members] if isinstance(decision, Commit) else None
     assert completed == (members and [*members])
 
@@ -147,7 +147,7 @@ def test_members_of_the_lost_stores_last_round_wait_for_no_others(
 def test_no_round_is_completed_while_the_store_moves_or_makes_no_whole_units() -> None:
     run = HandFed(needed=2, capacity=2)
     run.arrive("a", "b")
-    assert next_round(run.view, run.rules, Head(moves=True), now=run.now).progress.problem == MOVES
+    assert decide_round(run.view, run.rules, Head(moves=True), now=run.now).progress.problem == MOVES
     for name in "ab":
         run.arrive(name, attributes={"rack": name})
     run.rules = dataclasses.replace(run.rules, unit=2, unit_within="rack")
@@ -243,7 +243,7 @@ def test_every_node_is_told_of_a_failing_order_and_its_join_timeout_runs() -> No
     assert answer.reason.startswith(words)
     assert len(answer.reason) < 300, "every node is sent it"
     assert not answer.suspended
-    assert next_report_at(SAID, 0.0, SAID.replace(problem="new"), nodes=9, now=1.0) == 1.0, "at once"
+    assert progress_due(SAID, 0.0, SAID.replace(problem="new"), nodes=9, now=1.0) == 1.0, "at once"
 
 
 # Numbers of waiting nodes and of spares.
@@ -376,9 +376,9 @@ SAID = Progress(phase=Phase.GATHERING, round=7, joined=3, needed=4, capacity=8, 
     ],
 )
 def test_every_phase_is_explained_in_words_and_numbers(progress: Progress | None, words: str) -> None:
-    assert explain(progress) == words
+    assert wait_text(progress) == words
     said = SAID.replace(phase=Phase.LAST_CALL)
-    assert explain(said, elapsed=1.5) == "last call, 2.7 s left; 3 of at most 8 nodes", (
+    assert wait_text(said, elapsed=1.5) == "last call, 2.7 s left; 3 of at most 8 nodes", (
         "it is the time that is left now"
     )
 
@@ -418,15 +418,15 @@ CALLED = SAID.replace(phase=Phase.LAST_CALL)
 )
 def test_the_time_of_a_report(last: Progress | None, change: dict[str, Any], nodes: int, pause: float | None) -> None:
     new = (last or SAID).replace(**change)
-    due = next_report_at(last, 100.0, new, nodes=nodes, now=100.0)
+    due = progress_due(last, 100.0, new, nodes=nodes, now=100.0)
     assert due == (None if pause is None else pytest.approx(100.0 + pause))
-    assert next_report_at(last, 80.0, new, nodes=nodes, now=100.0) == (None if pause is None else 100.0)
+    assert progress_due(last, 80.0, new, nodes=nodes, now=100.0) == (None if pause is None else 100.0)
 
 
 # Answers to nodes that follow the head.
 
 ROUND = Round(number=3, term=9, size=2, buckets=1, host="h", port=1, revision=50)
-HEAD = Head(coordinator=Coordinator(node_id="c", term=9), progress=SAID, progress_at=100.0)
+HEAD = Head(coordinator=CurrentCoordinator(node_id="c", term=9), progress=SAID, progress_at=100.0)
 CLOSED = Closed(reason="done", by="a")
 LAST_CALL = SAID.replace(phase=Phase.LAST_CALL)
 assert LAST_CALL.last_call_left is not None

@@ -15,7 +15,7 @@ from rdzv.core.history import (
     HistoryWriter,
     Incident,
     TimeSpent,
-    nodes_gone_before,
+    nodes_gone_before_round,
     pack_history,
     seconds_between_completions,
     time_spent,
@@ -76,9 +76,9 @@ def test_members_of_the_previous_round_that_are_missing_can_be_named() -> None:
     )  # fmt: skip
     history = History(chapters=(first, Chapter(number=1, size=2, node_ids=("a", "c"), joined=0, joined_ids=())))
     assert [
-        (one.node_id, one.describe(), one.address) for one in nodes_gone_before(history, 1, here="ac", now=1041.0)
+        (one.node_id, one.describe(), one.address) for one in nodes_gone_before_round(history, 1, here="ac", now=1041.0)
     ] == [("b", "lost 41 s ago: its process ended", "10.0.0.2"), ("d", "left", "")]
-    assert nodes_gone_before(history, 2, here="", now=1041.0) == [], (
+    assert nodes_gone_before_round(history, 2, here="", now=1041.0) == [], (
         "of the round that stands nothing is remembered yet"
     )
 

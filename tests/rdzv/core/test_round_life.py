@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rdzv.core.round_life import find_give_up_in, is_own_failure, loss_known_within
+from rdzv.core.round_life import find_give_up_error, is_genuine_failure, loss_known_within
 from rdzv.errors import GiveUp, MembersLostError, RoundChanged, RoundSupersededError, mark_run
 
 HUNG_UP = OSError("peer has hung up")
@@ -39,8 +39,8 @@ def group(*errors: BaseException) -> BaseExceptionGroup[BaseException]:
 def test_an_error_group_is_judged_by_its_leaves(
     failure: BaseException | str, is_own: bool | None, verdict: GiveUp | None
 ) -> None:
-    assert is_own_failure(failure, "job") is is_own
-    assert find_give_up_in(failure) is verdict
+    assert is_genuine_failure(failure, "job") is is_own
+    assert find_give_up_error(failure) is verdict
 
 
 def test_the_first_to_fail_waits_for_news_as_long_as_a_death_may_go_unnoticed() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rdzv import Phase
 from rdzv.core.absent import AbsenceReport, Missing
 from rdzv.core.keys import Keys
-from rdzv.core.round import ARRIVALS_MOST, Round, bucket_for_rank, pack_arrivals
+from rdzv.core.round import ARRIVALS_MOST, Round, pack_arrivals, rank_bucket_of
 from rdzv.core.state import Ban, Progress
 from store.engine.keyspace import COORDINATION_KEYS, Groups
 
@@ -53,11 +53,11 @@ def test_runs_of_similar_names_share_no_key() -> None:
 
 @given(node_id=names, buckets=st.integers(1, 700))
 def test_every_node_has_exactly_one_bucket(node_id: str, buckets: int) -> None:
-    assert 0 <= bucket_for_rank(node_id, buckets) < buckets
+    assert 0 <= rank_bucket_of(node_id, buckets) < buckets
 
 
 def test_a_node_has_the_same_bucket_on_every_machine() -> None:
-    assert [bucket_for_rank(name, 16) for name in ("host0", "host1", "host2")] == [3, 5, 15]
+    assert [rank_bucket_of(name, 16) for name in ("host0", "host1", "host2")] == [3, 5, 15]
 
 
 # Ranks.

@@ -121,7 +121,7 @@ def test_no_step_passes_the_gate_after_its_answer_with_two_threads() -> None:
 def asked(agreement: StopNegotiation, standing: Stop | None = None, **more: object) -> tuple[Stop, int] | None:
     """Return the next write of the agreement in round 3, whose members are a and b."""
     usual: dict[str, object] = {"why": "b to leave", "for_newcomers": False, "closing": False, "some_have_gone": False}
-    return agreement.next_record(3, standing, members=("a", "b"), **(usual | more))  # type: ignore[arg-type]
+    return agreement.next_stop_record(3, standing, members=("a", "b"), **(usual | more))  # type: ignore[arg-type]
 
 
 def agreement_that_has_asked() -> StopNegotiation:

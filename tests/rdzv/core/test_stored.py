@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from rdzv.bootstrap_check import ReachVerdict
 from rdzv.core.absent import AbsenceReport, Missing
-from rdzv.core.history import Chapter, EarlierRounds, History, Incident, TimeOfDayNote, TimeSpent
+from rdzv.core.history import Chapter, EarlierRoundTotals, History, Incident, TimeOfDayNote, TimeSpent
 from rdzv.core.questions import Question
 from rdzv.core.round import Member, Participant, Round
-from rdzv.core.state import Ban, Closed, LostStore, NodeRecord, Phase, Progress, Unban, pack_settings, unpack_settings
+from rdzv.core.state import Ban, BanEnd, Closed, LostStore, NodeRecord, Phase, Progress, pack_settings, unpack_settings
 from rdzv.core.stopping import BegunStep, Drain, Resized, Stop
 from rdzv.core.stored import Prose, Stored
 from rdzv.core.stuck.accusing import Accusation
 from rdzv.core.stuck.step_log import StepNote
-from rdzv.core.stuck.tally import RunTally
+from rdzv.core.stuck.tally import RunCounts
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 
 pytestmark = pytest.mark.some_here(30)
@@ -42,8 +42,8 @@ NOUNS: tuple[type[Stored], ...] = (
     Resized,
     Round,
     Stop,
-    RunTally,
-    Unban,
+    RunCounts,
+    BanEnd,
     ReachVerdict,
 )
 
@@ -182,7 +182,7 @@ def test_nested_values_are_validated_and_may_have_more_fields() -> None:
         Progress.unpack(msgpack.packb(plain))
     with pytest.raises(RendezvousSettingsError):
         Progress(phase=Phase.GATHERING, absent=AbsenceReport(waited="long")).pack()  # type: ignore[arg-type]
-    for kind in (Chapter, Incident, EarlierRounds, TimeSpent):
+    for kind in (Chapter, Incident, EarlierRoundTotals, TimeSpent):
         assert not issubclass(kind, Stored), "they stand in no key of their own"
 
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import jsonschema
 
-from rdzv.core.history import CHAPTERS_MOST, Chapter, EarlierRounds, History, Incident, TimeSpent, pack_history
+from rdzv.core.history import CHAPTERS_MOST, Chapter, EarlierRoundTotals, History, Incident, TimeSpent, pack_history
 from rdzv.core.report import account, long_duration
 from rdzv.display.history import history_as_json, history_text, timeline
 from rdzv.display.pages import timeline_page
@@ -59,7 +59,7 @@ def test_the_history_in_words_has_hours_durations_and_reasons() -> None:
 
 
 def test_forgotten_rounds_are_mentioned() -> None:
-    past = EarlierRounds(rounds=7, since=NOON)
+    past = EarlierRoundTotals(rounds=7, since=NOON)
     assert history_text(History(past=past)) == ["7 earlier rounds are forgotten; the run began at 2027-01-15 08:00:00Z"]
     assert history_text(History()) == []
 
@@ -68,7 +68,7 @@ def test_the_closing_line_has_the_shares_of_time_and_the_node_lost_most_often() 
     cost = account("job-7", STORY)
     assert (cost.spent, cost.seconds) == (TimeSpent(trained=34.0, regrouped=4.0, waited=6.0), 44.0)
     assert str(cost) == "job-7: 44 s; training 77.3 %, regrouping 9.1 %, waiting for nodes 13.6 %; 1 loss, of b"
-    past = EarlierRounds(
+    past = EarlierRoundTotals(
         rounds=90,
         spent=TimeSpent(trained=50_000.0, regrouped=10.0, waited=490.0),
         losses=6,
@@ -92,7 +92,7 @@ def test_counts_by_reason_never_fall_when_rounds_are_forgotten() -> None:
     kept = History.unpack(pack_history(History(chapters=whole)))
     assert len(kept.chapters) < len(whole)
     assert account("job", kept).reasons == account("job", History(chapters=whole)).reasons
-    of_an_older_release = History(chapters=kept.chapters, past=EarlierRounds(losses=CHAPTERS_MOST))
+    of_an_older_release = History(chapters=kept.chapters, past=EarlierRoundTotals(losses=CHAPTERS_MOST))
     assert account("job", of_an_older_release).reasons["other"] == CHAPTERS_MOST
 
 

@@ -125,12 +125,12 @@ class Driven:
             return news
 
         async def note(*_: object) -> bool:
-            self.did.append("accuse_unknown_member")
+            self.did.append("report_unknown_death")
             return True
 
         monkeypatch.setattr(self.monitor, "claim_end", be_first)
         monkeypatch.setattr(self.monitor, "_wait_for_possible_loss", await_news)
-        monkeypatch.setattr("rdzv.loop.round_monitor.accuse_unknown_member", note)
+        monkeypatch.setattr("rdzv.loop.round_monitor.report_unknown_death", note)
 
     def on_work_end(self, failure: BaseException | str | None) -> NextAction:
         async def in_node(work: Any) -> bool:
@@ -143,11 +143,11 @@ class Driven:
 
 
 HUNG_UP = OSError("peer has hung up")
-ALL = ["claim", "accuse_unknown_member", "release", "await news"]
+ALL = ["claim", "report_unknown_death", "release", "await news"]
 
 
 @pytest.mark.parametrize(
-    ("failure", "ending", "more", "outcome", "did", "has_failed"),
+    ("failure", "ending", "more", "outcome", "did", "round_failed"),
     [
         (None, LOST, {}, NextAction.MEET_AGAIN, [], True),
         (None, AGREED, {}, NextAction.MEET_AGAIN, [], False),
@@ -172,13 +172,13 @@ def test_the_outcome_of_a_round(
     more: dict[str, Any],
     outcome: NextAction,
     did: list[str],
-    has_failed: bool,
+    round_failed: bool,
 ) -> None:
     driven = Driven(monkeypatch, **more)
     if ending is not None:
         driven.monitor.end(ending)
     assert driven.on_work_end(failure) is outcome
-    assert (driven.did, driven.monitor.has_failed) == (did, has_failed)
+    assert (driven.did, driven.monitor.round_failed) == (did, round_failed)
 
 
 def test_the_first_ending_counts_unless_a_departure_follows_an_agreement(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ class Table(Operations):
         self._company = MembershipQueries(superseded=lambda: self.reason)
         self._timeout_seconds = 10.0
 
-    def _begin_call(self, timeout: timedelta | float | None = None) -> FencedCall:
+    def _new_fenced_call(self, timeout: timedelta | float | None = None) -> FencedCall:
         assert timeout is None
         return FencedCall(
             asked,
@@ -50,7 +50,7 @@ class Table(Operations):
             now=lambda: self.now,
         )
 
-    def _new_unique_name(self) -> str:
+    def _new_queue_item_name(self) -> str:
         return str(next(self._names))
 
     def begin(self, operation: Coroutine[Any, Any, T], seconds: float = 10.0) -> Driven[T]:

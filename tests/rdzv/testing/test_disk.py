@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rdzv.testing.disk import SimulatedJournal
-from rdzv.testing.timeline import Timeline
+from rdzv.testing.timeline import SimulatedTime
 from store.engine.changeset import ChangeSet, KeptReply, SavedLease
 from store.messages import Event, Written
 from store.server.journal import Journal
@@ -44,7 +44,7 @@ class Machine:
     """A process with a journal on a simulated disk."""
 
     def __init__(self) -> None:
-        self.timeline = Timeline()
+        self.timeline = SimulatedTime()
         self.written: list[ChangeSet] = []
         self.disk = FaultyDisk(
             random.Random(0), store_id="one", on_commit=self.written.extend, now=lambda: self.timeline.now

@@ -8,17 +8,17 @@ import anyio
 import pytest
 
 from rdzv.testing.network import MemoryNetwork
-from rdzv.testing.timeline import Timeline
+from rdzv.testing.timeline import SimulatedTime
 
 
-async def note_each_second(noted: list[float], clock: Timeline) -> None:
+async def note_each_second(noted: list[float], clock: SimulatedTime) -> None:
     while True:
         await anyio.sleep(1.0)
         noted.append(round(clock.now - 1000, 3))
 
 
 def test_time_jumps_and_each_clock_has_its_own_rate() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTime()
     true: list[float] = []
     fast: list[float] = []
     timeline.host("a").start(note_each_second(true, timeline))
@@ -31,7 +31,7 @@ def test_time_jumps_and_each_clock_has_its_own_rate() -> None:
 
 
 def test_a_resumed_process_reads_first_and_runs_its_timers_then() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTime()
     host, other = timeline.host("a"), timeline.host("b")
     happened: list[str] = []
     host.call_later(1.0, happened.append, "a timer")
@@ -46,7 +46,7 @@ def test_a_resumed_process_reads_first_and_runs_its_timers_then() -> None:
 
 
 def test_clean_up_code_of_a_dead_process_has_no_effect() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTime()
     network = MemoryNetwork(loop=timeline.host("network"))
     heard: list[bytes] = []
 
@@ -81,7 +81,7 @@ def test_clean_up_code_of_a_dead_process_has_no_effect() -> None:
 
 
 def test_a_machine_without_power_says_nothing_until_tcp_gives_up() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTime()
     network = MemoryNetwork(loop=timeline.host("network"))
     lost: list[float] = []
 
@@ -104,7 +104,7 @@ def test_a_machine_without_power_says_nothing_until_tcp_gives_up() -> None:
 
 
 def test_a_paused_server_still_accepts_connections() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTime()
     network = MemoryNetwork(loop=timeline.host("network"))
     accepted: list[float] = []
 
@@ -126,7 +126,7 @@ def test_a_paused_server_still_accepts_connections() -> None:
 
 
 def test_an_error_in_a_process_is_raised_by_the_call_that_advances_time() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTime()
     timeline.host("a").call_soon(lambda: 1 / 0)
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         timeline.run(1001.0)
@@ -135,7 +135,7 @@ def test_an_error_in_a_process_is_raised_by_the_call_that_advances_time() -> Non
 
 def test_work_in_many_processes_takes_no_virtual_time() -> None:
     """Otherwise a simulated barrier of a thousand nodes would take three seconds of virtual time."""
-    timeline = Timeline()
+    timeline = SimulatedTime()
     done: list[float] = []
 
     async def begin_busy() -> None:
@@ -153,7 +153,7 @@ def test_work_in_many_processes_takes_no_virtual_time() -> None:
 
 def test_time_does_not_advance_for_a_process_that_never_waits() -> None:
     """Otherwise a body that polls without waiting would hang its test instead of failing it."""
-    timeline = Timeline()
+    timeline = SimulatedTime()
     turns = 0
 
     async def spin() -> None:
@@ -174,7 +174,7 @@ def test_time_does_not_advance_for_a_process_that_never_waits() -> None:
 @pytest.mark.parametrize("in_thread", [asyncio.to_thread, anyio.to_thread.run_sync])
 def test_threads_are_refused_with_a_remedy(in_thread: Callable[..., Any]) -> None:
     """anyio starts threads itself, not through the loop. Regression: their results came at a random virtual time."""
-    timeline = Timeline()
+    timeline = SimulatedTime()
     working = timeline.host("a").start(in_thread(int))
     with pytest.raises(RuntimeError, match=r"no threads.*rdzv\.testing\.processes"):
         while not working.done():
@@ -184,7 +184,7 @@ def test_threads_are_refused_with_a_remedy(in_thread: Callable[..., Any]) -> Non
 
 
 def test_the_death_of_a_process_ends_only_its_own_tasks() -> None:
-    timeline = Timeline()
+    timeline = SimulatedTime()
     ended: list[str] = []
 
     async def live(name: str) -> None:
@@ -207,7 +207,7 @@ def test_the_death_of_a_process_ends_only_its_own_tasks() -> None:
 
 def test_a_body_may_use_task_groups_and_factories_exception_handlers_and_debugging() -> None:
     """From anyio 4.9, a task group asks its loop for the task factory. Regression: that raised NotImplementedError."""
-    timeline = Timeline()
+    timeline = SimulatedTime()
     done: list[object] = []
 
     async def body() -> None:
@@ -230,7 +230,7 @@ def test_a_body_may_use_task_groups_and_factories_exception_handlers_and_debuggi
     "forbidden", [lambda: asyncio.open_connection("127.0.0.1", 1), lambda: asyncio.create_subprocess_exec("true")]
 )
 def test_features_that_virtual_time_lacks_are_refused_with_a_remedy(forbidden: Callable[[], Awaitable[object]]) -> None:
-    timeline = Timeline()
+    timeline = SimulatedTime()
     refused: list[str] = []
 
     async def body() -> None:

@@ -44,7 +44,7 @@ AGENT = """
 import runpy
 from rdzv.torch.pytorch import Agent
 
-keep = Agent.keep_logs
+keep = Agent.preserve_round_logs
 
 def say_and_keep(agent, round):
     context = agent.itself._pcontext
@@ -52,7 +52,7 @@ def say_and_keep(agent, round):
     print("tails have ended:", all(future.done() for tail in tails for future in tail._futs), flush=True)
     keep(agent, round)
 
-Agent.keep_logs = say_and_keep
+Agent.preserve_round_logs = say_and_keep
 runpy.run_module("rdzv.torchrun", run_name="__main__")
 """
 
@@ -131,10 +131,10 @@ def test_nothing_is_renamed_of_logs_of_another_kind_or_without_a_folder(
 ) -> None:
     (tmp_path / "attempt_0").mkdir()
     for specs in (OtherSpecs(tmp_path), DefaultLogsSpecs()):
-        handler()._keep_logs(agent_with(specs), 8)
+        handler()._preserve_round_logs(agent_with(specs), 8)
     assert [one.name for one in tmp_path.iterdir()] == ["attempt_0"]
     assert caplog.text == ""
-    handler()._keep_logs(agent_with(specs_of(tmp_path)), 8)
+    handler()._preserve_round_logs(agent_with(specs_of(tmp_path)), 8)
     assert [one.name for one in tmp_path.iterdir()] == ["attempt_0.round_7"]
 
 
@@ -149,6 +149,6 @@ def test_logs_that_cannot_be_kept_are_warned_of_once_and_the_job_goes_on(
     if why == "another release":
         del specs._run_log_dir
     for number in (8, 9):
-        it._keep_logs(agent_with(specs), number)
+        it._preserve_round_logs(agent_with(specs), number)
     assert caplog.text.count("PyTorch may delete the logs of earlier rounds: ") == 1
     assert (tmp_path / "attempt_0").exists()

@@ -57,7 +57,7 @@ for private in PRIVATE:
     import rdzv.torch
     from rdzv.torch import pytorch
     assert pytorch.signal_name_of(ValueError()) is None
-    assert pytorch.end_of_agent().why == "an agent has ended"
+    assert pytorch.find_agent_end().why == "an agent has ended"
     assert pytorch.underlying_store(pytorch.dist.HashStore()) is not None
     assert pytorch.find_agent() is None
     assert not pytorch.runs_under_torchrun()
@@ -152,9 +152,9 @@ def test_the_reason_of_an_agents_end_is_known_during_shutdown(monkeypatch: pytes
         try:
             raise error  # noqa: TRY301
         except BaseException:  # noqa: BLE001  as PyTorch does on its way out
-            return it.end_of_agent()
+            return it.find_agent_end()
 
-    assert it.end_of_agent() == it.AgentEnd(None, "an agent has ended", has_failed=False, has_no_result=False)
+    assert it.find_agent_end() == it.AgentEnd(None, "an agent has ended", has_failed=False, has_no_result=False)
     assert end_by(failure).why == "an agent has failed: worker 3 was killed by signal 9"
     assert end_by(it.SignalException("told", signal.SIGHUP)).signal == "SIGHUP"
     assert end_by(KeyboardInterrupt()).signal == "SIGINT"
@@ -169,9 +169,9 @@ def test_an_agent_that_shuts_down_before_it_raises_the_failure_has_failed() -> N
     agent: dict[str, Any] = {"__name__": "torch.distributed.elastic.agent.server.api"}
     exec("def _invoke_run(run_result, call):\n    return call()", agent)
     failed = ProcessFailure(local_rank=3, pid=1, exitcode=7, error_file="")
-    end = agent["_invoke_run"](SimpleNamespace(failures={3: failed}), it.end_of_agent)
+    end = agent["_invoke_run"](SimpleNamespace(failures={3: failed}), it.find_agent_end)
     assert end == it.AgentEnd(None, "an agent has failed: worker 3 ended with status 7", True, False)
-    assert not agent["_invoke_run"](SimpleNamespace(failures={}), it.end_of_agent).has_failed
+    assert not agent["_invoke_run"](SimpleNamespace(failures={}), it.find_agent_end).has_failed
 
 
 def test_an_agents_workers_are_known_once_all_are_started() -> None:
@@ -198,9 +198,9 @@ def test_an_agent_is_done_once_its_workers_have_succeeded() -> None:
     group = WorkerGroup(SimpleNamespace(local_world_size=1))
     done = []
     for group.state in WorkerState:
-        done.extend([group.state] if it.Agent("", group).is_done else [])
+        done.extend([group.state] if it.Agent("", group).has_succeeded else [])
     assert done == [WorkerState.SUCCEEDED]
-    assert not it.Agent("").is_done
+    assert not it.Agent("").has_succeeded
 
 
 def test_a_group_is_released_once_its_threads_and_its_last_error_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
 from rdzv.node.run.run_settings import RunSettings
 from rdzv.testing.machines import FixedPort
-from rdzv.testing.timeline import START, SimulatedLoop, Timeline
+from rdzv.testing.timeline import START, SimulatedLoop, SimulatedTime
 from store import interface, messages
 from store.engine.applied import Answer, EventBatch
 from store.engine.engine import Engine
@@ -381,7 +381,7 @@ class World:
         self.scenario = scenario
         self.mend = mend
         self.path: list[Step] = []
-        self.timeline = Timeline(0)
+        self.timeline = SimulatedTime(0)
         self.stores = 0
         self.story: list[str] = []
         self.revisions: dict[int, str] = {}
@@ -605,7 +605,7 @@ class World:
             self._deliver(applied.deliveries)
             if applied.work is None:
                 return
-            applied = self.engine.continue_work(applied.work)
+            applied = self.engine.continue_long_request(applied.work)
 
     def _deliver(self, deliveries: Any) -> None:
         for one in deliveries:
@@ -754,7 +754,7 @@ def _nothing(_: object) -> tuple[()]:
 
 _PASSED_OVER = (
     *(AbsenceReport, HistoryWriter, History),
-    *(World, Checker, Timeline, SimulatedLoop, _Member, _Connection, _NoLuck),
+    *(World, Checker, SimulatedTime, SimulatedLoop, _Member, _Connection, _NoLuck),
     *(Settings, Keys, contextvars.Context),
 )
 """Types that are walked as roots, never change, or are only displayed."""

@@ -22,7 +22,7 @@ from store.errors import ConnectionLost, StoreReplaced, StoreTimeoutError, WaitE
 from store.limits import Limits
 from store.messages import Watch
 from store.net.address import Address
-from store.net.dialing import NEVER_ANSWERED, describe
+from store.net.dialing import NEVER_ANSWERED, error_text
 from store.net.racing import Addresses, connect_blocking
 from store.server.server import Server
 from tests.support.interrupts import Torn, alarms
@@ -246,7 +246,7 @@ def test_a_host_that_answers_no_packet_costs_the_callers_time_and_no_more() -> N
     ("error", "left", "raised", "known", "problem"),
     [
         (TimeoutError(), 9.0, TimeoutError, NEVER_ANSWERED, NEVER_ANSWERED),  # it has time for another attempt
-        (TimeoutError(), -1.0, rooms._TimedOut, NEVER_ANSWERED, describe(TimeoutError())),
+        (TimeoutError(), -1.0, rooms._TimedOut, NEVER_ANSWERED, error_text(TimeoutError())),
         (TimeoutError(), -1.0, rooms._TimedOut, "it hung up", "it hung up"),
         (ConnectionRefusedError(), -1.0, ConnectionRefusedError, NEVER_ANSWERED, NEVER_ANSWERED),
         (ConnectionRefusedError(), 9.0, ConnectionRefusedError, NEVER_ANSWERED, NEVER_ANSWERED),

@@ -292,7 +292,7 @@ class LateDesk(Desk):
         """Send the next part, if any, of the beginning of a watch of this peer."""
         work = self.works.pop(peer, None)
         if applied is None and work is not None:
-            applied = self.engine.continue_work(work)
+            applied = self.engine.continue_long_request(work)
         if applied is not None:
             self.take(applied.deliveries)
             if applied.work is not None:
@@ -416,7 +416,7 @@ def test_the_store_is_a_dictionary_that_counts_its_revisions(
         check(watcher)
     assert all(same(desk.answers[each], answer) for each, answer in ended.items())
     assert not any(each in desk.answers for each in waiting)
-    groups = {key: desk.engine.state.keys.groups.name_of(key) for key in model.entries}
+    groups = {key: desk.engine.state.keys.groups.group_name_of(key) for key in model.entries}
     counted = {each.name: each.keys for each in desk.ask(ListGroups(after=""), peer=peers[0]).groups}
     assert counted == {name: list(groups.values()).count(name) for name in groups.values() if name is not None}
 

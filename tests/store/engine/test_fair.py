@@ -57,7 +57,7 @@ def steps_of(desk: Desk, request: Any) -> Iterator[Any]:
         yield applied.response
         if applied.work is None:
             return
-        applied = desk.engine.continue_work(applied.work)
+        applied = desk.engine.continue_long_request(applied.work)
 
 
 def test_unread_listings_do_not_slow_writes() -> None:
@@ -264,7 +264,7 @@ def longest_step(engine: Engine, frame: bytes) -> float:
         if applied.work is None:
             return max(took)
         began = time.process_time()
-        applied = engine.continue_work(applied.work)
+        applied = engine.continue_long_request(applied.work)
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from tests.support.by_hand import Desk
     ],
 )
 def test_the_first_parts_of_a_key_name_its_group(key: str, group: str | None) -> None:
-    assert Groups().name_of(key) == group
+    assert Groups().group_name_of(key) == group
 
 
 def test_the_account_of_each_group_is_that_of_its_keys() -> None:

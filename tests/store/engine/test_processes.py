@@ -23,7 +23,7 @@ def several(*ids: bytes) -> Processes:
 def dead(
     processes: Processes, peer: int, how: DisconnectKind = DisconnectKind.DROPPED, *, now: float = 0.0
 ) -> list[bytes]:
-    process = processes.note_closed(peer, how, now=now)
+    process = processes.note_disconnect(peer, how, now=now)
     return [] if process is None else [process.id]
 
 
@@ -52,7 +52,7 @@ def test_processes_without_a_lease_or_an_id_are_not_judged() -> None:
 
 def test_more_than_half_of_a_few_are_many_and_a_single_one_never_is() -> None:
     processes = several(A, B, C)
-    first = processes.note_closed(1, DisconnectKind.DROPPED, now=0.0)
+    first = processes.note_disconnect(1, DisconnectKind.DROPPED, now=0.0)
     assert first is not None
     assert (first.id, first.died_at) == (A, 0.0)
     assert dead(processes, 2, now=AT_ONCE / 2) == []
@@ -65,7 +65,7 @@ def test_more_than_half_of_a_few_are_many_and_a_single_one_never_is() -> None:
 def test_a_lease_belongs_to_the_process_that_kept_it_last() -> None:
     processes = several(A, B, C, D)
     processes.note_lease_holder(2, 1)
-    process = processes.note_closed(2, DisconnectKind.DROPPED, now=0.0)
+    process = processes.note_disconnect(2, DisconnectKind.DROPPED, now=0.0)
     assert process is not None
     assert process.leases == {1, 2}
     assert dead(processes, 1, now=1.0) == []
@@ -73,12 +73,12 @@ def test_a_lease_belongs_to_the_process_that_kept_it_last() -> None:
 
 def test_nothing_stays_of_a_process_without_connections_and_leases() -> None:
     processes = several(A, B)
-    processes.note_closed(1, DisconnectKind.DROPPED, now=0.0)
+    processes.note_disconnect(1, DisconnectKind.DROPPED, now=0.0)
     assert len(processes._by_id) == 2
     processes.note_lease_released(1)
     processes.note_lease_released(1)
     assert len(processes._by_id) == 1
     processes.note_lease_released(2)
-    processes.note_closed(2, DisconnectKind.DROPPED, now=0.0)
+    processes.note_disconnect(2, DisconnectKind.DROPPED, now=0.0)
     assert len(processes._by_id) == 0
-    processes.note_closed(2, DisconnectKind.DROPPED, now=0.0)
+    processes.note_disconnect(2, DisconnectKind.DROPPED, now=0.0)

@@ -128,7 +128,7 @@ def test_room_is_made_by_the_sessions_whose_clients_have_been_away_for_longest()
         keep(opened(sessions, id, peer=peer), 1)
     for peer in (2, 0, 1):
         sessions.keep_for_reconnect(opened(sessions, ids[peer], peer=peer), peer=peer, now=float(peer))
-    assert sessions.make_room_for_replies(5 * REPLY) == []
-    assert sessions.make_room_for_replies(3 * REPLY) == [ids[2], ids[0]]
-    assert sessions.make_room_for_replies(1) == [ids[1]], "the one that is connected stays"
+    assert sessions.evict_for_replies(5 * REPLY) == []
+    assert sessions.evict_for_replies(3 * REPLY) == [ids[2], ids[0]]
+    assert sessions.evict_for_replies(1) == [ids[1]], "the one that is connected stays"
     assert (len(sessions), sessions.budget.bytes) == (1, REPLY)

@@ -36,9 +36,9 @@ class Reading:
         desk.connect(peer)
         self._take(desk.engine.apply(request, peer=peer, request_id=1, acknowledged=0, now=desk.now))
 
-    def continue_work(self) -> None:
+    def continue_long_request(self) -> None:
         if self.work is not None:
-            self._take(self.desk.engine.continue_work(self.work))
+            self._take(self.desk.engine.continue_long_request(self.work))
 
     def _take(self, applied: Any) -> None:
         self.work = applied.work
@@ -61,14 +61,14 @@ def test_a_listing_in_parts_is_of_one_revision(steps: list[Any]) -> None:
                 readings.append(Reading(desk, step, peer=2 + len(readings)))
             elif isinstance(step, int):
                 for reading in readings[step : step + 1]:
-                    reading.continue_work()
+                    reading.continue_long_request()
             else:
                 desk.ask(step)
         for number, reading in enumerate(readings):
             if number % 3 == 0:
                 desk.disconnect(reading.peer)
             while number % 3 and reading.work is not None:
-                reading.continue_work()
+                reading.continue_long_request()
         assert desk.engine.state.snapshots.held_bytes == 0
         assert not desk.engine._snapshots.unread
 
@@ -99,7 +99,7 @@ def test_memory_kept_only_for_an_unread_listing_counts_until_it_is_read_or_given
     assert oldest is not None
     assert oldest.reader == 3
     while work is not None:
-        work = desk.engine.continue_work(work).work
+        work = desk.engine.continue_long_request(work).work
     assert desk.engine.state.snapshots.held_bytes == 0
 
 

@@ -51,7 +51,7 @@ def test_watches_of_one_prefix_are_notified_together() -> None:
 def test_a_watch_gets_exactly_the_keys_with_its_prefix_until_it_is_closed(
     prefixes: dict[tuple[int, int], str], keys: list[str], gone: set[int], closed: set[tuple[int, int]]
 ) -> None:
-    watches = Watches(Engine(store_id="it")._keys.groups.name_of)
+    watches = Watches(Engine(store_id="it")._keys.groups.group_name_of)
     for (peer, watch_id), prefix in prefixes.items():
         watches.add(peer, watch_id, prefix)
     for watcher in closed:
@@ -62,7 +62,7 @@ def test_a_watch_gets_exactly_the_keys_with_its_prefix_until_it_is_closed(
     left = {each: prefix for each, prefix in prefixes.items() if each not in closed and each[0] not in gone}
     heard = {each: [key for key in keys if key.startswith(prefix)] for each, prefix in left.items()}
     assert hearers(watches, *map(put, keys)) == {each: about for each, about in heard.items() if about}
-    assert (len(watches), watches.count_of(1)) == (len(left), sum(peer == 1 for peer, _ in left))
+    assert (len(watches), watches.count_of_peer(1)) == (len(left), sum(peer == 1 for peer, _ in left))
     assert watches._sorted_lengths == {group: sorted(lengths) for group, lengths in watches._lengths.items()}
     for peer in range(4):
         list(watches.remove_peer_in_steps(peer))
@@ -103,7 +103,7 @@ def test_prefixes_of_thousands_of_lengths_slow_down_their_own_group_only() -> No
             looked.append("")
             return super().__getitem__(at)
 
-    watches = Watches(Engine(store_id="it")._keys.groups.name_of)
+    watches = Watches(Engine(store_id="it")._keys.groups.group_name_of)
     for length in range(2000):
         watches.add(1, length, "/rdzv/mine/" + "x" * length)
         watches.add(1, 10_000 + length, "y" * length)
@@ -122,7 +122,7 @@ def test_prefixes_of_thousands_of_lengths_slow_down_their_own_group_only() -> No
 def test_a_prefix_in_any_group_gets_its_events() -> None:
     """Groups only save comparisons: a watch gets exactly the keys that begin with its prefix."""
     keys = ["/a/b/c", "/a/b/", "/a/b", "/a", "a/b/c", "a", "/a/bc/d", "//b/c", ""]
-    watches = Watches(Engine(store_id="it")._keys.groups.name_of)
+    watches = Watches(Engine(store_id="it")._keys.groups.group_name_of)
     prefixes = sorted({key[:length] for key in keys for length in range(len(key) + 1)})
     for number, prefix in enumerate(prefixes):
         watches.add(1, number, prefix)
@@ -137,14 +137,14 @@ def test_the_changes_of_a_request_are_bounded_by_the_prefix_lengths_that_its_key
     for length in range(1, LENGTHS_FEW + 1):
         watches.add(1, length, "y" * length)
     assert watches._of_many_lengths == set()
-    assert watches.count_changeable_keys(keys) == len(keys)
+    assert watches.affordable_key_count(keys) == len(keys)
     for length in range(LENGTHS_FEW + 1, 1000):
         watches.add(1, length, "y" * length)
     assert watches._of_many_lengths == {""}
-    assert 1000 < watches.count_changeable_keys(keys) < 2048
-    assert watches.count_changeable_keys([key * 20 for key in keys]) < 60
-    assert watches.count_changeable_keys(["short"] * 2048) == 2048
-    assert watches.count_changeable_keys(["k" * 10**6] * 2) == 1, "at least one, or nobody could ever change it"
+    assert 1000 < watches.affordable_key_count(keys) < 2048
+    assert watches.affordable_key_count([key * 20 for key in keys]) < 60
+    assert watches.affordable_key_count(["short"] * 2048) == 2048
+    assert watches.affordable_key_count(["k" * 10**6] * 2) == 1, "at least one, or nobody could ever change it"
     list(watches.remove_peer_in_steps(1))
     assert watches._of_many_lengths == set()
 
@@ -153,5 +153,5 @@ def test_keys_of_a_group_are_compared_with_its_own_prefixes_and_with_those_of_no
     watches = Watches(lambda key: key[:2] if key.startswith("g") else None)
     for length in range(3, 1000):
         watches.add(1, length, "g1" + "y" * length)
-    assert watches.count_changeable_keys(["g1" + "k" * 1000] * 2048) < 200
-    assert watches.count_changeable_keys(["g2" + "k" * 1000] * 2048) == 2048
+    assert watches.affordable_key_count(["g1" + "k" * 1000] * 2048) < 200
+    assert watches.affordable_key_count(["g2" + "k" * 1000] * 2048) == 2048

@@ -5,20 +5,20 @@ import random
 import pytest
 
 from store.etcd.codec import Failure, FailureKind
-from store.etcd.member_choice import PAUSE_FIRST, PAUSE_MOST, MemberChoice, max_retry_pause
+from store.etcd.member_choice import PAUSE_FIRST, PAUSE_MOST, MemberSelector, max_retry_pause
 
 GONE = Failure("nobody listens there", FailureKind.UNDONE)
 SILENT = Failure("it has not answered within 1.0 s", FailureKind.DOUBT, silent=True)
 
 
-def choice(members: int = 3, *, failed: tuple[int, ...] = (), seed: int = 1) -> MemberChoice:
-    chosen = MemberChoice(members, random.Random(seed))
+def choice(members: int = 3, *, failed: tuple[int, ...] = (), seed: int = 1) -> MemberSelector:
+    chosen = MemberSelector(members, random.Random(seed))
     for place in failed:
         chosen.note_failure(place, GONE, 0.0)
     return chosen
 
 
-def chosen_by(chosen: MemberChoice) -> set[int]:
+def chosen_by(chosen: MemberSelector) -> set[int]:
     return {chosen.choose_member() for _ in range(20)}
 
 

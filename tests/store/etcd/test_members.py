@@ -15,7 +15,7 @@ import pytest
 from store.errors import ConnectionLost, StoreReplaced
 from store.etcd import members as members_room
 from store.etcd.codec import Cluster, Failure, FailureKind, range_of
-from store.etcd.member_choice import MemberChoice
+from store.etcd.member_choice import MemberSelector
 from store.etcd.members import MaybeDone, Members
 from store.etcd.rpc import etcd_pb2 as pb
 
@@ -186,7 +186,7 @@ async def test_without_a_leader_one_attempt_at_a_time_is_made_for_all_callers() 
 
     member = Member(says(), probed=at_last)
     async with members_of(member) as members:
-        members.choice = MemberChoice(1, random.Random(1))  # with pauses
+        members.choice = MemberSelector(1, random.Random(1))  # with pauses
         async with asyncio.timeout(30):
             await asyncio.gather(*(ask(members) for _ in range(40)))
         assert member.probes == 5, "not one for each caller"

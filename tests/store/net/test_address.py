@@ -3,7 +3,7 @@
 import pytest
 
 from store.errors import StoreUsageError
-from store.net.address import DEFAULT_PORT, Address, host_and_port, token_bytes
+from store.net.address import DEFAULT_PORT, Address, join_host_port, token_bytes
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_an_invalid_address_is_refused_with_the_reason(url: str, problem: str) -
 
 
 def test_only_ipv6_addresses_get_brackets() -> None:
-    assert host_and_port("head", 1) == "head:1"
-    assert host_and_port("fe80::1", 1) == "[fe80::1]:1"
+    assert join_host_port("head", 1) == "head:1"
+    assert join_host_port("fe80::1", 1) == "[fe80::1]:1"
 
 
 def test_a_token_that_is_no_text_has_the_bytes_that_the_environment_had() -> None:

@@ -4,7 +4,7 @@ import ssl
 
 import pytest
 
-from store.net.dialing import RefusedByStore, describe, silent_close_error
+from store.net.dialing import RefusedByStore, error_text, silent_close_error
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from store.net.dialing import RefusedByStore, describe, silent_close_error
     ],
 )
 def test_errors_of_dialing_are_in_plain_words(error: OSError, words: str) -> None:
-    said = describe(error)
+    said = error_text(error)
     assert words in said
     assert "\n" not in said
     assert "Errno" not in said

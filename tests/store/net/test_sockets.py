@@ -153,7 +153,7 @@ def test_a_free_port_that_is_taken_on_another_address_is_tried_again(monkeypatch
     both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", 0)) for last in (1, 2)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
     ports: list[int] = []
-    bind = sockets._bind_socket
+    bind = sockets._bind_and_listen
 
     def unlucky(family: int, address: tuple[object, ...]) -> socket.socket | None:
         if address[0] == "127.0.0.2":
@@ -162,7 +162,7 @@ def test_a_free_port_that_is_taken_on_another_address_is_tried_again(monkeypatch
                 raise OSError(errno.EADDRINUSE, "taken on this address")
         return bind(family, address)
 
-    monkeypatch.setattr(sockets, "_bind_socket", unlucky)
+    monkeypatch.setattr(sockets, "_bind_and_listen", unlucky)
     socks = sockets.listen_on("both", 0)
     try:
         assert [sock.getsockname()[1] for sock in socks] == [ports[1]] * 2

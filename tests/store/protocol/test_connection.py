@@ -136,20 +136,20 @@ def test_a_refusal_says_why_at_any_time(kind: str, error: type[StoreError]) -> N
 def test_a_single_request_is_returned_at_once() -> None:
     conversation = greeted()
     first, second, third = (wire.encode_request(id, 0, Ping()) for id in (1, 2, 3))
-    assert conversation.single_request(first) == (1, 0, Ping())
+    assert conversation.decode_single_request(first) == (1, 0, Ping())
     for several in (second + third, second[:5], b"", wire.encode_bye("done")):
-        assert conversation.single_request(several) is None
+        assert conversation.decode_single_request(several) is None
     assert list(conversation.receive(second + third[:5])) == [(2, 0, Ping())]
-    assert conversation.single_request(third[5:]) is None  # it ends a frame that had begun
+    assert conversation.decode_single_request(third[5:]) is None  # it ends a frame that had begun
     assert list(conversation.receive(third[5:])) == [(3, 0, Ping())]
     with pytest.raises(ProtocolError, match="ids count upwards"):
-        conversation.single_request(third)
+        conversation.decode_single_request(third)
 
 
 def test_a_request_that_comes_alone_may_be_as_long_as_the_limits_say() -> None:
     limited = greeted(frame_bytes_max=5000, value_bytes_max=900)
-    assert limited.single_request(wire.encode_request(1, 0, Put("k", bytes(6000)))) is None  # `receive` says why
-    assert limited.single_request(wire.encode_request(2, 0, Put("k", b"v"))) == (2, 0, Put("k", b"v"))
+    assert limited.decode_single_request(wire.encode_request(1, 0, Put("k", bytes(6000)))) is None  # `receive` says why
+    assert limited.decode_single_request(wire.encode_request(2, 0, Put("k", b"v"))) == (2, 0, Put("k", b"v"))
 
 
 def acknowledged(frame: bytes) -> int:
@@ -167,9 +167,9 @@ def test_a_single_answer_is_returned_at_once() -> None:
         conversation.encode(item)
     pong, written = wire.encode_response(1, Pong(revision=7)), wire.encode_response(2, Written(revision=8))
     for other in (written, pong + written, pong[:5], wire.encode_lagged(1, 3)):
-        assert conversation.single_answer(other, asked) is None
-    assert conversation.single_answer(pong, asked) == Pong(revision=7)
-    assert conversation.single_answer(written, put) == Written(revision=8)
+        assert conversation.decode_single_answer(other, asked) is None
+    assert conversation.decode_single_answer(pong, asked) == Pong(revision=7)
+    assert conversation.decode_single_answer(written, put) == Written(revision=8)
     assert not conversation.in_flight
     later = conversation.register_request(Ping(), None)
     assert wire.decode_request(conversation.encode(later)[4:]) == (3, 2, Ping())  # the put needs no reply any more

@@ -59,7 +59,7 @@ class ByHand:
     def write_bytes_max(self) -> int:
         return self.free
 
-    def coordination_byte_rate(self) -> int:
+    def coordination_rate_limit(self) -> int:
         return 40_000
 
 

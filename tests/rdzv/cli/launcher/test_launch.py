@@ -21,12 +21,12 @@ from rdzv.cli.launcher.job_round import SUCCEEDED
 from rdzv.cli.launcher.launch import _join_round
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, label_lines, open_log
 from rdzv.cli.main import main
-from rdzv.cli.run import count_processes
+from rdzv.cli.run import resolve_nproc
 from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round import Participant
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
-from rdzv.loop.process_files import BEAT_DIR, _last_step_of, exception_from_file
+from rdzv.loop.process_files import BEAT_DIR, _slowest_step, read_exception_line
 from rdzv.node.handler import Handler
 from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, places, started, tell
 from tests.support.processes import free_port, start_python
@@ -342,7 +342,7 @@ def test_a_pipe_among_the_steps_does_not_hold_up_the_launcher(is_written: bool, 
     with contextlib.ExitStack() as stack:
         if is_written:
             stack.callback(os.close, os.open(tmp_path / "0", os.O_RDWR))
-        assert _last_step_of(tmp_path) == 17
+        assert _slowest_step(tmp_path) == 17
 
 
 async def test_an_escaped_process_that_holds_the_output_does_not_delay_the_end(server: str, tmp_path: Path) -> None:
@@ -466,9 +466,9 @@ async def test_the_error_that_a_process_raised_is_printed_with_its_exit_status(s
 )
 def test_an_error_file_is_read_or_ignored(tmp_path: Path, written: str, raised: str) -> None:
     file = tmp_path / "error.json"
-    assert exception_from_file(file) == ""
+    assert read_exception_line(file) == ""
     os.mkfifo(file) if written == "a pipe" else file.write_text(written, encoding="utf-8")
-    assert exception_from_file(file) == raised
+    assert read_exception_line(file) == raised
 
 
 @pytest.mark.parametrize(
@@ -480,14 +480,14 @@ def test_as_many_processes_as_there_are_of_something(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(os.cpu_count() or 1)), raising=False)
-    assert count_processes(wanted) == count
+    assert resolve_nproc(wanted) == count
 
 
 def test_without_gpus_nproc_gpu_is_refused_and_auto_takes_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(RendezvousSettingsError, match="no GPU"):
-        count_processes("gpu")
-    assert count_processes("auto") == count_processes("cpu") >= 1
+        resolve_nproc("gpu")
+    assert resolve_nproc("auto") == resolve_nproc("cpu") >= 1
 
 
 async def test_a_node_that_lost_its_store_says_at_once_that_it_was_dropped() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.stuck.judging import LastNote, StallDetector, StallRules, StuckVerdict
+from rdzv.core.stuck.judging import LastStepNote, StallDetector, StallRules, StuckVerdict
 from rdzv.core.stuck.step_log import FINISHED, StepNote
 
 EVERY = 0.5
@@ -19,21 +19,21 @@ class Watch:
         self.look()
         self.pass_quietly(100)
 
-    def pass_quietly(self, seconds: float, **of: LastNote) -> None:
+    def pass_quietly(self, seconds: float, **of: LastStepNote) -> None:
         for _ in range(int(seconds / EVERY)):
             self.now += EVERY
             self.look(**of)
 
-    def look(self, **of: LastNote) -> StuckVerdict:
+    def look(self, **of: LastStepNote) -> StuckVerdict:
         return self.stalls.judge(of, round=0, now=self.now, every=EVERY)
 
-    def then(self, **of: LastNote) -> StuckVerdict:
+    def then(self, **of: LastStepNote) -> StuckVerdict:
         self.now += EVERY
         return self.look(**of)
 
 
-def heard(step: int | None, age: float, *, ago: float = 0.1, round: int = 0, **more: Any) -> LastNote:
-    return LastNote(note=StepNote(round=round, step=step, age=age, **more), ago=ago)
+def heard(step: int | None, age: float, *, ago: float = 0.1, round: int = 0, **more: Any) -> LastStepNote:
+    return LastStepNote(note=StepNote(round=round, step=step, age=age, **more), ago=ago)
 
 
 def test_the_member_behind_is_stuck_and_those_that_wait_for_it_are_not() -> None:
@@ -96,7 +96,7 @@ def test_a_first_step_has_its_own_limit_or_none() -> None:
     [heard(101, 3, busy=40.0, what="checkpoint"), heard(101, 3, away=True), heard(101, 3, ago=4.5)],
     ids=["busy", "away", "silent"],
 )
-def test_no_member_is_judged_while_one_is_busy_or_disconnected_and_shortly_after(excuse: LastNote) -> None:
+def test_no_member_is_judged_while_one_is_busy_or_disconnected_and_shortly_after(excuse: LastStepNote) -> None:
     watch = Watch()
     quiet = heard(100, 60, waits=False)
     assert watch.then(a=quiet, b=excuse) == StuckVerdict()
@@ -107,7 +107,7 @@ def test_no_member_is_judged_while_one_is_busy_or_disconnected_and_shortly_after
 
 
 @pytest.mark.parametrize("almost", [heard(101, 3, ago=4.0), heard(101, 3, ago=4.0, busy=4.0, what="checkpoint")])
-def test_a_member_whose_report_is_just_in_time_excuses_none(almost: LastNote) -> None:
+def test_a_member_whose_report_is_just_in_time_excuses_none(almost: LastStepNote) -> None:
     assert list(Watch().then(a=heard(100, 60), b=almost).stuck) == ["a"]
 
 

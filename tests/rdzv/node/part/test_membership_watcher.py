@@ -179,7 +179,7 @@ async def test_a_node_whose_drain_is_due_while_its_arrival_is_under_way_waits_fo
 ) -> None:
     """Regression: it looked again without pause, and kept the thread of all nodes of the process busy."""
     looks = 0
-    look = MembershipWatcher._check_state
+    look = MembershipWatcher._check_own_state
 
     async def counted(self: MembershipWatcher) -> float | None:
         nonlocal looks
@@ -200,7 +200,7 @@ async def test_a_node_whose_drain_is_due_while_its_arrival_is_under_way_waits_fo
         coming = run.start(a.next_rendezvous())
         await asyncio.sleep(1)
         assert a.node.part.arrival.state is ArrivalState.SENT
-        monkeypatch.setattr(MembershipWatcher, "_check_state", counted)
+        monkeypatch.setattr(MembershipWatcher, "_check_own_state", counted)
         await operator.drain(within=5, node_id="a")
         with pytest.raises(RendezvousGracefulExitError):
             await coming

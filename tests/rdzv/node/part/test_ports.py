@@ -15,7 +15,7 @@ import pytest
 
 from rdzv.errors import RendezvousConnectionError
 from rdzv.node.link.ports import HeldPort
-from store.net.dialing import describe
+from store.net.dialing import error_text
 from store.net.sockets import listen_on
 from tests.support.processes import ROOT
 from tests.support.runs import VirtualRun
@@ -91,10 +91,10 @@ def test_without_a_free_automatic_port_the_error_names_the_limit(monkeypatch: py
         HeldPort().reserve()
     with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1 port 0: {said}"):
         listen_on("127.0.0.1", 0)
-    assert describe(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")) == said
+    assert error_text(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")) == said
     monkeypatch.undo()
     no_address = "Cannot assign requested address"
-    assert describe(OSError(errno.EADDRNOTAVAIL, no_address)) == no_address
+    assert error_text(OSError(errno.EADDRNOTAVAIL, no_address)) == no_address
 
 
 @pytest.mark.virtual_time
@@ -143,11 +143,11 @@ sys.exit(subprocess.run([sys.executable, "-m", "rdzv", "run", url, "--", "true"]
 
 LACKING = """
 import os, resource, socket, subprocess, sys
-from rdzv.backends.bind_address import CannotProbeError, find_listening
+from rdzv.backends.bind_address import CannotProbeError, find_accepting_targets
 from rdzv.node.link.ports import HeldPort, NoFreePortError
 
 targets = [(int(socket.AF_INET), ("127.0.0.1", 1))]
-assert find_listening(targets) == [], "no process listens there"
+assert find_accepting_targets(targets) == [], "no process listens there"
 if sys.argv[1] == "files":
     free = os.open(os.devnull, os.O_RDONLY)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, 4096))
@@ -156,7 +156,7 @@ else:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     open("/proc/sys/net/ipv4/ip_local_port_range", "w").write("40000 40001")
     held = [socket.create_server(("", port)) for port in (40000, 40001)]
-asks = lambda: find_listening(targets)
+asks = lambda: find_accepting_targets(targets)
 for call in (asks, lambda: HeldPort().reserve(), lambda: HeldPort("1000-1001").reserve()):
     try:
         print(call())
