@@ -407,7 +407,7 @@ class Record(_Base, metaclass=RecordMeta):
             raise AttributeError("index")
 
     def check(self: R) -> R:
-        """Return this record as it is sent, with values of the fields' own types. Raise `Unfit`."""
+        """Return a copy whose values have exactly the fields' types, as a receiver reads it. Raise `Unfit`."""
         return type(self).read(self)
 
     def replace(self: R, **changes: object) -> R:

@@ -113,7 +113,7 @@ class TimeOfDayNote(Stored, kw_only=True):
 
 
 def nodes_gone_before_round(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
-    """Return the nodes, except `here`, lost or left in the round before `number`; none if `number` is not the last."""
+    """Return the nodes lost or left in the round before `number`, the last, that are not `here`; else none."""
     if len(history.chapters) < 2 or history.chapters[-1].number != number:
         return []
     before, last = history.chapters[-2:]

@@ -176,7 +176,7 @@ class Busy:
 
 
 class MemberOfRound(NotPicklable, ABC):
-    """The part of a round that both twins share.
+    """The part of a round that the async and the blocking twin share.
 
     Attributes:
         store: The round's shared store.

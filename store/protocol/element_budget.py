@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 
-# Indexed by an element's first byte: the element's size, or 0 if a length or a count follows the first byte.
+# Indexed by an element's first byte: its size without elements inside, or 0 if a length or a count follows.
 _SIZE = [
     *[1] * 0xA0,  # from 0x00: small numbers, and maps and arrays of up to 15 entries
     *range(1, 33),  # from 0xA0: text of up to 31 bytes

@@ -52,7 +52,7 @@ class StallRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastStepNote:
-    """The last note of a member; `ago`: seconds since it was received."""
+    """The last note of a member; `ago`: seconds since the store received it (0 on etcd, which does not tell)."""
 
     note: StepNote
     ago: float

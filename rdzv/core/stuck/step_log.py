@@ -73,7 +73,7 @@ class StepLog:
         self._rated: tuple[int, float] | None = None  # the step of the last note, and when that step began
         self._rate = 0.0
         self.waits: dict[_WaitMark, float] = {}  # when each current wait in the round's store began
-        self.wait_is_watched: bool = False  # True: the node already polls `waits`
+        self.wait_is_watched: bool = False  # True: the node checks `waits`, or was just asked to
 
     @property
     def step(self) -> int | None:

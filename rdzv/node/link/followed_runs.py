@@ -111,7 +111,7 @@ class FollowedRun:
         return self._read[0].now + self._store.time() - self._read_at
 
     def account(self) -> Account:
-        """Return the run's cost until now."""
+        """Return how the run has spent its time, and its losses, until now or its closing."""
         status, history = self.current_status()
         return account(self._keys.run_id, history, now=status.now, waited=status.waited)
 
@@ -122,7 +122,7 @@ class FollowedRun:
         return self._report
 
     def page_state(self) -> dict[str, Any]:
-        """Return the report without ages and other values that grow with time; the same object until a change."""
+        """Return what a page shows: the report without ages, cost, count of events; the same object until re-read."""
         if self._streamed != self._version:
             assert self._read is not None, "it was refreshed"
             history = self._read[1]
