@@ -26,7 +26,7 @@ import rdzv
 from benchmarks import support
 from store.etcd import members as members_room
 from store.etcd.client import Client
-from store.etcd.codec import Cluster
+from store.etcd.codec import Endpoints
 from tests.support.etcd import Etcd, Member, serve_etcd
 from tests.support.runs import assert_one_round
 
@@ -63,7 +63,7 @@ async def count(etcd: Etcd, adds: int, kills: int) -> None:
 
     async def write() -> None:
         nonlocal done
-        async with Client(Cluster.parse(etcd.url), timeout=PATIENCE) as client:
+        async with Client(Endpoints.parse(etcd.url), timeout=PATIENCE) as client:
             last = 0
             while done < adds or killed < kills:
                 done += 1
@@ -80,7 +80,7 @@ async def count(etcd: Etcd, adds: int, kills: int) -> None:
 
     began = time.monotonic()
     await asyncio.gather(kill(), *(write() for _ in range(WRITERS)))
-    async with Client(Cluster.parse(etcd.url), timeout=PATIENCE) as client:
+    async with Client(Endpoints.parse(etcd.url), timeout=PATIENCE) as client:
         total = await client.add("count", 0)
     seconds = time.monotonic() - began
     print(f"{done} adds through {killed} kills of the leader came to {total}, in {seconds:.0f} s", flush=True)
@@ -112,7 +112,7 @@ async def spread(etcd: Etcd, watchers: int) -> None:
     try:
         async with AsyncExitStack() as stack:
             for _ in range(watchers):
-                client = await stack.enter_async_context(Client(Cluster.parse(etcd.url)))
+                client = await stack.enter_async_context(Client(Endpoints.parse(etcd.url)))
                 watch = await stack.enter_async_context(client.watch("spread/", snapshot=True))
                 stack.push_async_callback(_ended, asyncio.create_task(_follow(watch)))
             print(f"{watchers} watchers: {_shown(etcd)} at first", end="", flush=True)

@@ -85,7 +85,7 @@ def measure(nodes: int, *, seed: int = 1) -> list[Simulated]:
     try:
         for number, (which, some) in enumerate(zip(("first", "again"), results, strict=True)):
             began, used = START + number * AGAIN_AFTER, time.process_time()
-            world.timeline.run(began)
+            world.timeline.run_until_time(began)
             assert machine.server is not None, "nobody ends it"
             before = machine.server.figures()["requests"]
             while len(some) < nodes:
@@ -94,7 +94,7 @@ def measure(nodes: int, *, seed: int = 1) -> list[Simulated]:
                         task.result()  # raises: none ends before the simulation
                 if world.now >= began + AGAIN_AFTER:
                     raise TimeoutError(f"{len(some)} of {nodes} nodes have their rank after {AGAIN_AFTER:g} s")
-                world.timeline.run(world.now + LOOK_EVERY)
+                world.timeline.run_until_time(world.now + LOOK_EVERY)
             assert sorted(rank for _, rank, _ in some) == list(range(nodes)), "every rank once"
             assert {size for _, _, size in some} == {nodes}
             (term,) = {one.node.membership.round.term for _, one in handlers if one.node.membership is not None}
@@ -110,7 +110,7 @@ def measure(nodes: int, *, seed: int = 1) -> list[Simulated]:
                 )
             )
     finally:
-        world.timeline.end()
+        world.timeline.end_processes()
         machine.close()
     return measured
 

@@ -75,19 +75,20 @@ def name_links(app: Sphinx, what: str, name: str, obj: object, options: object, 
 # ------------------------------------------------------------------------------------------ classes
 
 OF_THE_INSIDE = {
-    *("begin", "check_was_left", "has_progressed", "gate", "life", "lags"),  # of a round
-    *("all_here", "answer", "call", "change_tally", "check_usable", "leaves_because", "node", "usable_node"),
+    *("prepare", "check_was_left", "has_progressed", "gate", "life", "lags"),  # of a round
+    *("all_here", "answer_operator", "call", "change_counts", "check_usable", "leaves_because", "node", "usable_node"),
     *("note_failure", "num_nodes_changed", "open_blocking_store", "questions", "roster", "account"),
     *(
-        "describe_absence",
+        "describe_gone_node",
         "draining",
+        "draining_members",
         "hosts_store",
         "is_draining",
         "own_node",
         "open_blocking_shared_store",
         "store_loss",
     ),
-    *("Handler.closed", "Handler.membership", "Handler.start"),
+    *("Handler.closed", "Handler.membership", "Handler.spawn"),
     *("blocking", "end_calls", "end_waits", "without_wait_reports", "reopened"),
     *("ignoring_losses", "Lent.lease", "Lent.fence", "prefix", "of_round", "TorchStore.end"),
     *(
@@ -112,7 +113,7 @@ OF_THE_INSIDE = {
         "seek_successor",
     ),
     *("observed_address", "server", "notify_connection_change", "tells_causes", "figure_by_limit", "memory_kept_back"),
-    *("Server.start", "Server.shut_down", "figures", "protocol", "on_request", "end_when_alone", "table"),
+    *("Server.start", "Server.shut_down", "figures", "protocol", "add_request_callback", "end_when_alone", "table"),
     *("HeldLease.keep", "HeldLease.release", "renew_now", "kept", "valid_until", "task"),
     *("Cluster.end", "joined", "say", "has_let_go", "sources", "ClusterNode.start"),
 }

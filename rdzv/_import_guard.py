@@ -43,7 +43,7 @@ def _foreign_package_error(found: str) -> ImportError:
     )
 
 
-def _explain_foreign_store(error: Exception) -> Exception:
+def _explain_import_error(error: Exception) -> Exception:
     where = error.name if isinstance(error, ImportError) else getattr(getattr(error, "obj", None), "__name__", "")
     if (where or "").partition(".")[0] != "store":
         return error  # a dependency is missing; the error names it
@@ -61,5 +61,5 @@ if _found is not None:
 try:
     from store.lazy_names import lazy_names as _lazy_names
 except ImportError as _error:
-    raise _explain_foreign_store(_error) from _error
-lazy_names = partial(_lazy_names, explain=_explain_foreign_store)
+    raise _explain_import_error(_error) from _error
+lazy_names = partial(_lazy_names, explain=_explain_import_error)

@@ -68,10 +68,10 @@ async def check_reachability(
     """Check that members reach rank 0; return the problem in words, or "", and, on rank 0, the missing ranks."""
     at = f"{round.host}:{round.port}"
     if rank:
-        problem = await find_bootstrap_problem(round, rank)
+        problem = await find_rank0_problem(round, rank)
         return problem and f"rank 0 at {at}: {problem}", []
     try:
-        missing = await listen_for_members(round)
+        missing = await wait_for_other_ranks(round)
     except OSError as error:
         return f"rank 0 cannot listen at {at}: {error.strerror or error}", []
     if not missing:
@@ -81,7 +81,7 @@ async def check_reachability(
     return f"{who}{more} did not come to {at} within {WITHIN:g} s", missing
 
 
-async def is_reachable(host: str, port: int) -> bool:
+async def is_host_reachable(host: str, port: int) -> bool:
     """Return True if a machine accepts or refuses a connection within `WITHIN` seconds: the network leads to it."""
     with anyio.move_on_after(WITHIN):
         try:
@@ -95,7 +95,7 @@ async def is_reachable(host: str, port: int) -> bool:
     return False
 
 
-async def listen_for_members(round: Round) -> list[int]:
+async def wait_for_other_ranks(round: Round) -> list[int]:
     """Listen as rank 0 for `WITHIN`, or until all connect; return the missing ranks. OSError if the port is in use."""
     missing = set(range(1, round.size))
     complete, told = asyncio.Event(), asyncio.Event()
@@ -142,7 +142,7 @@ async def listen_for_members(round: Round) -> list[int]:
     return sorted(missing)
 
 
-async def find_bootstrap_problem(round: Round, rank: int) -> str:
+async def find_rank0_problem(round: Round, rank: int) -> str:
     """Connect to rank 0, and wait until it confirms that all ranks have connected; return the problem, or ""."""
     problem, reached = "it does not answer", False
     began, pause = anyio.current_time(), TRY_AGAIN_FIRST

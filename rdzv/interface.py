@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rdzv.membership import BlockingRendezvousInfo, RendezvousInfo
 
 
-class _RunAndNodeId:
+class _HasRunAndNodeId:
     @property
     def run_id(self) -> str:
         """The run's id; empty if the backend has none."""
@@ -25,7 +25,7 @@ class _RunAndNodeId:
         return ""
 
 
-class RendezvousHandler(_RunAndNodeId, ABC):
+class RendezvousHandler(_HasRunAndNodeId, ABC):
     """One node's part in one run's rendezvous; `async with` closes it."""
 
     @abstractmethod
@@ -62,7 +62,7 @@ class RendezvousHandler(_RunAndNodeId, ABC):
         await self.aclose()
 
 
-class BlockingRendezvousHandler(_RunAndNodeId, ABC):
+class BlockingRendezvousHandler(_HasRunAndNodeId, ABC):
     """The blocking twin of `RendezvousHandler`; `with` closes it."""
 
     @abstractmethod

@@ -40,7 +40,7 @@ class Listeners:
                 log.exception("a listener has failed: %r", listener)
 
     @contextlib.contextmanager
-    def listening(self, listener: Listener) -> Iterator[None]:
+    def subscribed(self, listener: Listener) -> Iterator[None]:
         """Notify the listener of changes during the context."""
         self.add(listener)
         try:

@@ -216,7 +216,7 @@ class _OneTimeListener(Generic[T]):
                 log.exception("a callback of a round has failed")
 
 
-def _addresses_and_reasons(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+def _missing_node_details(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
     missing = [one for one in progress.absent.missing if one.node_id in node_ids]
     addresses = {one.node_id: one.address for one in missing if one.address}
     return addresses, {one.node_id: one.why for one in missing if one.why}
@@ -240,11 +240,11 @@ def unreported_changes(
     if round is not None and progress is not None and progress.round == round.number:
         if progress.lost and node_id not in progress.lost_ids:
             all_of_it.append(
-                NodesLost(progress.lost, progress.lost_ids, *_addresses_and_reasons(progress, progress.lost_ids))
+                NodesLost(progress.lost, progress.lost_ids, *_missing_node_details(progress, progress.lost_ids))
             )
         if progress.departed:
             ids = progress.departed_ids
-            all_of_it.append(NodesLeft(progress.departed, ids, *_addresses_and_reasons(progress, ids)))
+            all_of_it.append(NodesLeft(progress.departed, ids, *_missing_node_details(progress, ids)))
         if progress.waiting or any(isinstance(change, NodesWaiting) for change in seen):
             all_of_it.append(NodesWaiting(progress.waiting))
         # `Draining` names only members, although waiting nodes and former members may be drained, too.

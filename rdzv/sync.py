@@ -34,10 +34,10 @@ __all__ = ["Changes", "Handler", "RendezvousHandler", "RendezvousInfo", "Round",
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractContextManager[Handler]:
     """Take part in a run's rendezvous during the context; the blocking twin of `rdzv.connect`."""
-    return _ConnectContext(url, overrides)
+    return _SyncConnectContext(url, overrides)
 
 
-class _ConnectContext(contextlib.AbstractContextManager[Handler]):
+class _SyncConnectContext(contextlib.AbstractContextManager[Handler]):
     """The context of `connect`. It is no generator, which Python would close when collecting it.
 
     In a forked child, or at the end of a process that never left the context, closing would wait for a thread that no

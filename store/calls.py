@@ -111,7 +111,7 @@ class DisconnectNotifier:
         self.last: float = -math.inf
         self._refused = False
 
-    def note_end(self) -> None:
+    def note_disconnect(self) -> None:
         """Tell the listeners that a connection has ended."""
         self._notify_listeners(self._time())
 
@@ -389,10 +389,10 @@ def blocking(call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Calla
     """Make a blocking method of an awaited call."""
 
     @functools.wraps(call)
-    def method(self: _HasTwin[A], /, *arguments: P.args, **keywords: P.kwargs) -> T:
+    def blocking_method(self: _HasTwin[A], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         return run_synchronously(call(self._async_view, *arguments, **keywords))
 
-    return method
+    return blocking_method
 
 
 class BlockingContext(contextlib.AbstractContextManager[T]):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 
-def is_etcd(url: str) -> bool:
+def is_etcd_url(url: str) -> bool:
     """Return True for the URL of an etcd cluster."""
     given: object = url
     if not isinstance(given, str):
@@ -52,11 +52,11 @@ async def connect(
         ImportError: The URL is of etcd, and the extra `etcd` is not installed.
     """
     secret = checked_token_bytes(url, token=token, user=user, password=password, timeout=timeout)
-    if is_etcd(url):
+    if is_etcd_url(url):
         from store.etcd import client as etcd
-        from store.etcd.codec import Cluster
+        from store.etcd.codec import Endpoints
 
-        cluster = Cluster.parse(url)
+        cluster = Endpoints.parse(url)
         async with etcd.Client(cluster, tls=tls, user=user, password=password, timeout=timeout) as client:
             # The etcd client is typed as the usual one; only the members of `interface.Store` are common to both.
             yield cast("Client", client)
@@ -73,8 +73,8 @@ def checked_token_bytes(
     if checked_timeout(timeout, None) is None:
         raise StoreUsageError("timeout is None; give seconds")
     secret = token_bytes(token)
-    if is_etcd(url) and token is not None:
+    if is_etcd_url(url) and token is not None:
         raise StoreUsageError("etcd knows no token; give user= and password=, or certificates by tls=")
-    if not is_etcd(url) and (user is not None or password is not None):
+    if not is_etcd_url(url) and (user is not None or password is not None):
         raise StoreUsageError(f"{url!r} knows no users; give token=")
     return secret

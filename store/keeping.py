@@ -128,7 +128,7 @@ class KeptLeases:
     async def grant_kept(self, ttl: float, on_lapse: Callable[[str], None], **terms: Unpack[LeaseTerms]) -> HeldLease:
         """Grant a lease and keep it; `on_lapse` as in `HeldLease.keep`."""
         cuts, before = self.store.cuts, self.store.cuts and self.store.cuts.last
-        granting = asyncio.create_task(_grant(self.store, ttl, terms))
+        granting = asyncio.create_task(_grant_lease(self.store, ttl, terms))
         try:
             lease, sent_at = await asyncio.shield(granting)
         except asyncio.CancelledError:
@@ -305,7 +305,7 @@ async def _revoke_when_granted(granting: asyncio.Future[tuple[Lease, float]]) ->
         await lease.revoke(timeout=RELEASE_WITHIN)
 
 
-async def _grant(store: Calls, ttl: float, terms: LeaseTerms) -> tuple[Lease, float]:
+async def _grant_lease(store: Calls, ttl: float, terms: LeaseTerms) -> tuple[Lease, float]:
     sent_at, timeout = store.time(), terms.get("timeout")
     asked: LeaseTerms = {"gone_ttl": None, **terms}
     lease = await store.grant(ttl, **asked)
@@ -385,7 +385,7 @@ class _LeaseKeeper:
         self._due = 0.0
 
     @property
-    def lost(self) -> str | None:
+    def loss_reason(self) -> str | None:
         if self._lost is None and not self.left.is_set():
             self._lost = self.belief.loss_reason(self._store.time())
         return self._lost
@@ -404,12 +404,14 @@ class _LeaseKeeper:
         if cuts is not None:
             cuts.listeners[self._note_disconnect] = None
         try:
-            self.lease, renewed_at = run_synchronously(_grant(BlockingAsAsync(self._store), self._ttl, self._terms))
+            self.lease, renewed_at = run_synchronously(
+                _grant_lease(BlockingAsAsync(self._store), self._ttl, self._terms)
+            )
             self.belief.renewed_at, self.belief.ttl = renewed_at, self.lease.ttl
             self.known.set()
             threading.current_thread().name = f"keep lease {self.lease.id}"
             self._renew_until_left()
-            if self.lost is None:
+            if self.loss_reason is None:
                 run_synchronously(self.lease.revoke(timeout=RELEASE_WITHIN))
         except Exception as error:  # noqa: BLE001 - the holder raises the error, if still waiting
             self.error = error
@@ -429,7 +431,7 @@ class _LeaseKeeper:
         look_every = max(belief.away_ttl * LOOK_SHARE, LOOK_LEAST)
         self._due = time() + renew_every
         while not self.left.wait(max(min(self._due - time(), look_every), 0.0)):
-            if self._holder() is None or self.lost is not None:
+            if self._holder() is None or self.loss_reason is not None:
                 return
             if cuts is not None and look_every < math.inf:
                 cuts.look()
@@ -464,7 +466,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
     @property
     def lost(self) -> str | None:
         """The reason why the lease was lost, or None."""
-        return self._keeper.lost
+        return self._keeper.loss_reason
 
     def check(self) -> None:
         """Raise `LeaseNotFound` if the lease is lost."""

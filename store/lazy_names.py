@@ -21,7 +21,7 @@ def lazy_names(
     home_of = {name: module for module, names in homes.items() for name in names.split()}
     home_of |= {module.rpartition(".")[2]: module for module, names in homes.items() if not names}
 
-    def get(name: str) -> object:
+    def load_name(name: str) -> object:
         module = home_of.get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -40,4 +40,4 @@ def lazy_names(
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *home_of})
 
-    return get, names, sorted(home_of)
+    return load_name, names, sorted(home_of)

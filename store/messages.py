@@ -17,7 +17,7 @@ CHOSEN_LEASE_LEAST = 2**62  # the least lease id that a client may choose; ids t
 GONE_TTL = 0.1  # seconds that a lease outlives its process; a living process reconnects in a few ms
 
 
-def key_bytes(key: str) -> int:
+def key_size(key: str) -> int:
     """Return an upper bound of a key's bytes, in memory and in UTF-8."""
     return len(key) if key.isascii() else 4 * len(key)
 
@@ -519,7 +519,7 @@ class ListNotes(Request[NotePage], code=24, kw_only=True):
     after: str = ""
 
 
-class TooManyElements(Request[Failed]):
+class TooLargeRequest(Request[Failed]):
     """Stands for an undecoded request of more than `elements_max` elements; never sent."""
 
     elements_max: int

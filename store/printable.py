@@ -36,7 +36,7 @@ def _escape_record(record: logging.LogRecord) -> bool:
     return True
 
 
-def abbreviate(names: Collection[str], most: int) -> str:
+def short_names(names: Collection[str], most: int) -> str:
     """Return the first `most` names, and the number of others: "a, b and 3 more"."""
     shown = ", ".join(itertools.islice(names, most))
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
@@ -47,7 +47,7 @@ def plural(count: int, what: str = "node") -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def in_words(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """Return a duration in words: "9 min 50 s", "10 s", "2 h"."""
     whole = round(seconds)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60

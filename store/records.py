@@ -95,10 +95,10 @@ class ConvertedText(_FieldKind):
     """A text that is converted when sent and read: `Annotated[str, ConvertedText(shorten)]`."""
 
     def __init__(self, change: Callable[[str], str]) -> None:
-        super().__init__(self._read)
+        super().__init__(self._read_value)
         self._change = change
 
-    def _read(self, value: Any) -> str:
+    def _read_value(self, value: Any) -> str:
         if not isinstance(value, str):
             raise _WrongType
         return self._change(value)
@@ -132,13 +132,13 @@ def _kind_of(type_: Any) -> _FieldKind:
 
 
 def _is_record(type_: Any) -> bool:
-    return isinstance(get_origin(type_) or type_, RecordMeta)
+    return isinstance(get_origin(type_) or type_, RecordMetaclass)
 
 
 def _exact_type_kind(type_: type) -> _FieldKind:
     also = _ALSO.get(type_, (type_,))
 
-    def read(value: Any) -> Any:
+    def read_value(value: Any) -> Any:
         if type(value) is type_:
             return value
         if type(value) is bool or not isinstance(value, also):
@@ -148,14 +148,14 @@ def _exact_type_kind(type_: type) -> _FieldKind:
         except OverflowError:  # an int that no float can hold
             raise _WrongType from None
 
-    return _FieldKind(read, (type_,))
+    return _FieldKind(read_value, (type_,))
 
 
 def _int_enum_kind(type_: type[IntEnum]) -> _FieldKind:
     members = {member.value: member for member in type_}
     other = type_.__members__.get("OTHER")  # stands for all members of later releases
 
-    def read(value: Any) -> Any:
+    def read_value(value: Any) -> Any:
         if type(value) is bool or not isinstance(value, int):
             raise _WrongType
         member = members.get(value, other)
@@ -163,11 +163,11 @@ def _int_enum_kind(type_: type[IntEnum]) -> _FieldKind:
             raise UnknownValue(f"{type_.__name__.lower()} {int(value)}")
         return member
 
-    return _FieldKind(read, (type_,))
+    return _FieldKind(read_value, (type_,))
 
 
 def _text_enum_kind(type_: type[StrEnum]) -> _FieldKind:
-    def read(value: Any) -> Any:
+    def read_value(value: Any) -> Any:
         if not isinstance(value, str):
             raise _WrongType
         try:
@@ -175,33 +175,33 @@ def _text_enum_kind(type_: type[StrEnum]) -> _FieldKind:
         except ValueError:
             raise UnknownValue(f"{type_.__name__.lower()} {brief(value)}") from None
 
-    return _FieldKind(read, (type_,))
+    return _FieldKind(read_value, (type_,))
 
 
 def _tuple_kind(kinds: list[_FieldKind]) -> _FieldKind:
-    def read(value: Any) -> tuple[Any, ...]:
+    def read_value(value: Any) -> tuple[Any, ...]:
         if type(value) not in _ARRAYS or len(value) < len(kinds):
             raise _WrongType
         return tuple([kind.read(one) for kind, one in zip(kinds, value, strict=False)])
 
-    return _FieldKind(read)
+    return _FieldKind(read_value)
 
 
 def _mapping_field_kind(name: _FieldKind, what: _FieldKind) -> _FieldKind:
-    def read(value: Any) -> dict[Any, Any]:
+    def read_value(value: Any) -> dict[Any, Any]:
         if not isinstance(value, dict | types.MappingProxyType):
             raise _WrongType
         return {name.read(each): what.read(held) for each, held in value.items()}
 
-    return _FieldKind(read)
+    return _FieldKind(read_value)
 
 
 class _Array(_FieldKind):
     def __init__(self, kind: _FieldKind) -> None:
-        super().__init__(self._read)
+        super().__init__(self._read_value)
         self._read_one, self._plain = kind.read, frozenset(kind.plain)
 
-    def _read(self, value: Any) -> tuple[Any, ...]:
+    def _read_value(self, value: Any) -> tuple[Any, ...]:
         if type(value) not in _ARRAYS:
             raise _WrongType
         if self._plain and self._plain.issuperset(map(type, value)):
@@ -210,10 +210,10 @@ class _Array(_FieldKind):
 
     def read_in_steps(self, value: Any) -> Steps[Any]:
         if type(value) not in _ARRAYS or len(value) <= CHECKED_AT_ONCE:
-            return self._read(value)
+            return self._read_value(value)
         checked: list[Any] = []
         for start in range(0, len(value), CHECKED_AT_ONCE):
-            checked += self._read(value[start : start + CHECKED_AT_ONCE])
+            checked += self._read_value(value[start : start + CHECKED_AT_ONCE])
             yield
         return tuple(checked)
 
@@ -227,7 +227,7 @@ class UnionKind(_FieldKind):
         self._others = [_kind_of(each) for each in of if not _is_record(each)]
         plain = tuple(itertools.chain.from_iterable(kind.plain for kind in self._others))
         self._read_array = self.reader_of(tuple) if self._by_code else None
-        super().__init__(self._read if self._others else self.reader_of(tuple), plain)
+        super().__init__(self._read_value if self._others else self.reader_of(tuple), plain)
 
     def reader_of(self, type_: type) -> Callable[[Any], Any]:
         """Return the function that reads a value of the union if `type(value)` is this type."""
@@ -246,7 +246,7 @@ class UnionKind(_FieldKind):
             raise UnknownValue(f"request {code}")
         return record
 
-    def _read(self, value: Any) -> Any:
+    def _read_value(self, value: Any) -> Any:
         if type(value) in self.plain:
             return value
         if self._read_array is not None and isinstance(value, _ARRAYS):
@@ -263,7 +263,7 @@ class UnionKind(_FieldKind):
         if self._by_code and isinstance(value, _ARRAYS):
             record = self._by_code.get(None) or self._record_of(value)
             return (yield from record.read_in_steps(value))
-        return self._read(value)
+        return self._read_value(value)
 
 
 class _RecordFields:
@@ -337,12 +337,12 @@ class _RecordFields:
 
 
 @dataclass_transform(frozen_default=True)
-class RecordMeta(type):
+class RecordMetaclass(type):
     """Makes a tuple with named fields from a class."""
 
     def __new__(
         cls, name: str, bases: tuple[type, ...], body: dict[str, Any], *, code: int | None = None, **_: bool
-    ) -> RecordMeta:
+    ) -> RecordMetaclass:
         """Make the class; `kw_only=True` is for type checkers."""
         made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body})
         fields = tuple(each for each, said in made.__annotations__.items() if not str(said).startswith("ClassVar"))
@@ -357,13 +357,13 @@ class RecordMeta(type):
         made.__new__ = eval(f"lambda cls{taken}: new(cls, ({values}))", {"new": _new, "defaults": made.defaults})  # noqa: S307
         shape = _RecordFields(made)
         made.read, made.read_in_steps = shape.read, shape.read_in_steps
-        return cast("RecordMeta", made)
+        return cast("RecordMetaclass", made)
 
     def __dir__(cls) -> list[str]:
         """Return the names that callers use, without the methods that read, check and pack records."""
         machinery = {"field_error"}
         for base in cls.__mro__:
-            if isinstance(base, RecordMeta) and not cast("type[Record]", base).fields:
+            if isinstance(base, RecordMetaclass) and not cast("type[Record]", base).fields:
                 machinery |= vars(base).keys()
         machinery -= {"replace", *cast("type[Record]", cls).fields}
         return [name for name in super().__dir__() if name.startswith("_") or name not in machinery]
@@ -375,7 +375,7 @@ else:
     _Base = tuple
 
 
-class Record(_Base, metaclass=RecordMeta):
+class Record(_Base, metaclass=RecordMetaclass):
     """Base of records, with the names of the fields, the defaults of the last fields, and the code, or None."""
 
     if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from store.client.blocking import Client, Watch
-from store.connecting import checked_token_bytes, is_etcd
+from store.connecting import checked_token_bytes, is_etcd_url
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Ping
 from store.net.address import Address
@@ -41,11 +41,11 @@ def connect(
     """Connect to a store; the blocking twin of `store.connect`."""
     secret = checked_token_bytes(url, token=token, user=user, password=password, timeout=timeout)
     client: Client
-    if is_etcd(url):
+    if is_etcd_url(url):
         from store.etcd import blocking as etcd_sync
-        from store.etcd.codec import Cluster
+        from store.etcd.codec import Endpoints
 
-        etcd_client = etcd_sync.Client(Cluster.parse(url), tls=tls, user=user, password=password, timeout=timeout)
+        etcd_client = etcd_sync.Client(Endpoints.parse(url), tls=tls, user=user, password=password, timeout=timeout)
         client = cast("Client", etcd_client)  # typed as in `store.connect`
     else:
         client = Client(Address.parse(url), token=secret, tls=tls, timeout=timeout)

@@ -26,7 +26,7 @@ OF_THE_INSIDE = {
     *("ClientContext", "Serving"),  # an `ssl.SSLContext`; the context of a server in a thread
     *("AwaitableResult", "Keys", "LeaseLike"),  # names of plain types
     *("Connection", "HandlerToEnter"),  # a client's, for other rooms; what `connect` returns: callers enter or await it
-    *("InFlight", "Question"),  # of a client and a handler, for other rooms
+    *("InFlight", "OperatorQuestion"),  # of a client and a handler, for other rooms
 }
 
 

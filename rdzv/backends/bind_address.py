@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from rdzv.errors import RendezvousConnectionError
 from store.limits import is_loopback
 from store.net.dialing import shortage_here
-from store.printable import abbreviate, make_logger
+from store.printable import make_logger, short_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +84,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
         )
     accepting = find_accepting_targets(others)
     if accepting:
-        raise HostedElsewhereError(f"{host}:{port} is served at {join_hosts(accepting)} already")
+        raise HostedElsewhereError(f"{host}:{port} is served at {hosts_text(accepting)} already")
     if not ours:
         return BindAddress("", indirect=True)
     here = find_accepting_targets(others, listen_on=port) if others else ()
@@ -106,12 +106,12 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
 
 def split_own_addresses(host: str, port: int) -> tuple[list[Target], list[Target]]:
     """Return the host's addresses that this machine can bind, and the host's others except loopback."""
-    found = _resolve(host, port)
+    found = _resolve_host(host, port)
     ours = [target for target in found if _can_be_bound(target)]
     return ours, [target for target in found if target not in ours and not is_loopback(str(target[1][0]))]
 
 
-def _resolve(host: str, port: int) -> list[Target]:
+def _resolve_host(host: str, port: int) -> list[Target]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
@@ -201,6 +201,6 @@ def _read_target_number(word: bytes, sock: socket.socket) -> set[int]:
     return set()
 
 
-def join_hosts(targets: Sequence[Target]) -> str:
+def hosts_text(targets: Sequence[Target]) -> str:
     """Return the addresses without ports, as one text."""
-    return abbreviate([str(address[0]) for _, address in targets], NAMED_MOST)
+    return short_names([str(address[0]) for _, address in targets], NAMED_MOST)

@@ -120,7 +120,7 @@ def create_tcp(parameters: RendezvousParameters) -> Handler:
 
 def make_client(settings: Settings, credentials: Credentials, **options: Any) -> ClientToEnter:
     """Return an unconnected client of the settings' store; `options` are further arguments of its class."""
-    if settings.endpoint.info.family == "tcp":
+    if settings.endpoint.scheme_info.family == "tcp":
         return _tcp_client(_make_dial(settings, credentials), settings, credentials, **options)
     from store.etcd import client as etcd
 
@@ -144,10 +144,10 @@ def _single_host_address(settings: Settings) -> Address:
 
 
 def _etcd_options(settings: Settings, credentials: Credentials) -> dict[str, Any]:
-    from store.etcd.codec import Cluster
+    from store.etcd.codec import Endpoints
 
     return {
-        "cluster": Cluster(hosts=settings.endpoint.hosts, secure=settings.uses_tls),
+        "cluster": Endpoints(hosts=settings.endpoint.hosts, secure=settings.uses_tls),
         "tls": credentials.client_tls(),
         "renew": credentials.renew,
         "user": settings.user,
@@ -201,7 +201,7 @@ class _TcpConnector:
         if settings.is_host is not False:  # the decision needs a thread, which `is_host=0` saves
             await self._host_if_needed()
         times = {"timeout": CALL_TIMEOUT, "connect_timeout": settings.join_timeout, "timeout_name": "join_timeout"}
-        about = {"rng": self._rng, "generation": self.node.next_store_generation}
+        about = {"rng": self._rng, "generation": self.node.least_next_generation}
         client = _tcp_client(self._dial, settings, self._credentials, **about, **times)
         client.on_connection_change(self._update_host_search)
         # The store is hosted above, outside `limit_concurrency`: nodes inside may wait for that store.
@@ -234,7 +234,7 @@ class _TcpConnector:
             self._hosting = hosting = kind(self._settings, self._credentials, self.client, self._rng)
             self.node.on_close(hosting.aclose)
             if isinstance(hosting, HostSuccession):
-                self.node.on_lease_lost(hosting.resume)
+                self.node.call_on_lease_lost(hosting.resume)
                 hosting.may_host = self.node.may_host
             self.node.hosts_store = lambda: hosting.is_hosting
         elif self.node.handed_on and isinstance(self._hosting, OneHostStarter):

@@ -116,16 +116,16 @@ class Credentials:
         reads them, in the server's loop.
         """
         settings = self._settings
-        if settings.cert is None or not settings.uses_tls or settings.endpoint.info.family != "tcp":
+        if settings.cert is None or not settings.uses_tls or settings.endpoint.scheme_info.family != "tcp":
             return None
         context = self._server_tls = self._load_server_context(settings.cert)
 
-        def set_current_tls_context(connection: Any, *_: object) -> None:
+        def renew_connection_tls(connection: Any, *_: object) -> None:
             if renews:
                 self._renew()
             connection.context = self._server_tls
 
-        context.sni_callback = set_current_tls_context  # called even if the client names no server
+        context.sni_callback = renew_connection_tls  # called even if the client names no server
         return context
 
     def _load_server_context(self, cert: str) -> ssl.SSLContext:

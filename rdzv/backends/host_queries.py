@@ -90,10 +90,10 @@ class Host:
                 dead = f"{address[0]}: no answer; if that address alone is dead, take it off the name"
                 no_answer = OSError(dead) if len(found) > 1 else None
                 replies.append(HostReply(Answer.SILENT, error=no_answer))
-            await _ask_until_one_serves(replies, [partial(self._query_address, one, tls, own, word) for one in found])
+            await _ask_until_one_serves(replies, [partial(self._ask_address, one, tls, own, word) for one in found])
         return min(replies, default=HostReply(Answer.SILENT), key=lambda it: PRECEDENCE.get(it.answer, len(PRECEDENCE)))
 
-    async def _query_address(
+    async def _ask_address(
         self, resolved: Resolved, tls: ssl.SSLContext | None, own: str, word: LostReport | None
     ) -> HostReply:
         """Connect to one address, and read the first message."""
@@ -251,7 +251,7 @@ def wait_for_serving_host(dial: MultiHostDial, *, within: float) -> None:
 
     thread = LoopThread("find the store")
     try:
-        problem = thread.run(ask_until_found()).wait()
+        problem = thread.start_call(ask_until_found()).wait()
     finally:
         thread.stop()
     if dial.found is None:
@@ -268,7 +268,7 @@ async def ask_hosts_for_answers(settings: Settings, credentials: Credentials) ->
     return {str(host): asked for host, asked in zip(dial.hosts, found, strict=True)}
 
 
-async def announce_lost_host(settings: Settings, credentials: Credentials, lost: str) -> str:
+async def send_lost_report(settings: Settings, credentials: Credentials, lost: str) -> str:
     """Tell all candidates that a host is lost; return the result in words, or raise a `RendezvousError`."""
     dial = MultiHostDial(settings, credentials)
     hosts, tls = dial.hosts, dial.tls

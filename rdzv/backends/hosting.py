@@ -31,7 +31,7 @@ from rdzv.backends.bind_address import (
     PortTakenError,
     choose_bind_address,
     find_accepting_targets,
-    join_hosts,
+    hosts_text,
 )
 from rdzv.backends.handover import send_nodes_to_next_host
 from rdzv.backends.monitoring import serve_embedded
@@ -237,7 +237,7 @@ class StoreStarter(ABC):
         self._settled.set()
 
     @property
-    def _hosted_store(self) -> HostedStore | None:
+    def _store_if_started(self) -> HostedStore | None:
         task = self._task
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return None
@@ -246,7 +246,7 @@ class StoreStarter(ABC):
     @property
     def is_hosting(self) -> bool:
         """True if this process serves the store; thread-safe."""
-        return self._hosted_store is not None and not self._hosted_store.has_died
+        return self._store_if_started is not None and not self._store_if_started.has_died
 
     async def aclose(self) -> None:
         """End the attempts to find or start a store, or the hosted store."""
@@ -257,8 +257,8 @@ class StoreStarter(ABC):
                 self._task.cancel()
             await asyncio.wait([self._task])
             await cancel_and_wait(*self._beside)
-            if self._hosted_store is not None and self.is_hosting:
-                await self._hosted_store.aclose(self._open_client)
+            if self._store_if_started is not None and self.is_hosting:
+                await self._store_if_started.aclose(self._open_client)
 
 
 class OneHostStarter(StoreStarter):
@@ -425,7 +425,7 @@ def serve_store_on(
 
 def _refuse_ambiguous_host(settings: Settings, host: str, bound: BindAddress) -> None:
     """Reject a name of several machines; if `max_nodes=1`, only warn."""
-    others = f"also names {join_hosts(bound.foreign)}, of other machines" if bound.foreign else "stands for any machine"
+    others = f"also names {hosts_text(bound.foreign)}, of other machines" if bound.foreign else "stands for any machine"
     problem = f"{host} {others}, and each of them would start a store of its own"
     if settings.max_nodes != 1:
         raise RendezvousSettingsError(f"run {settings.run_id}: {problem}; {LET_ONE_HOST}")

@@ -69,7 +69,7 @@ class RendezvousParameters:
         overrides: Mapping[str, Any] | None = None,
         **config: ParameterValue,
     ) -> None:
-        _check_backend_name(backend)
+        _require_backend_name(backend)
         if min_nodes is not None and min_nodes < 1:
             refuse(f"min_nodes={min_nodes} must be at least 1; write for example min_nodes=2")
         if (min_nodes is None) != (max_nodes is None):
@@ -155,7 +155,7 @@ class RendezvousHandlerRegistry:
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
         """Register a creator; raise `RendezvousSettingsError` if the scheme is empty or has another creator."""
-        _check_backend_name(backend)
+        _require_backend_name(backend)
         present = self._creators.setdefault(backend.lower(), creator)
         if present != creator:
             refuse(
@@ -212,7 +212,7 @@ def _installed_entry_points() -> EntryPoints:
     return entry_points(group=ENTRY_POINT_GROUP)
 
 
-def _check_backend_name(backend: str) -> None:
+def _require_backend_name(backend: str) -> None:
     if not backend:
         refuse("the backend's name is empty; give the scheme of its URLs")
 

@@ -26,7 +26,7 @@ from rdzv.backends.monitoring import serve_embedded
 from rdzv.config.settings import Settings
 from rdzv.display.standard_error import NonBlockingStderrHandler
 from store.net.dialing import exhausted_limit
-from store.net.sockets import close_in_children, unregister
+from store.net.sockets import close_in_children, drop_sockets
 
 if TYPE_CHECKING:
     from store.net.sockets import Sockets
@@ -87,7 +87,7 @@ class StoreProcess:
         """End the store's process, and wait for its end."""
         with self._asking, self._control, contextlib.suppress(OSError):
             self._control.send(None)  # ends it without a handover
-        unregister(self)
+        drop_sockets(self)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDS_WITHIN)
         self._process.kill()

@@ -32,7 +32,7 @@ from rdzv.core.hosts.succession import Answer, Candidacy
 from rdzv.errors import RendezvousConnectionError, RendezvousError
 from store import Client, ProtocolError, StoreError
 from store.net.dialing import error_text
-from store.net.sockets import close_in_children, listen_on, unregister
+from store.net.sockets import close_in_children, drop_sockets, listen_on
 from store.net.threads import in_thread
 from store.printable import make_logger
 from store.protocol.wire import CANDIDATE, Rejection, encode_rejection
@@ -171,7 +171,7 @@ class HostSuccession(StoreStarter):
             raise
         close_in_children(self, *sockets)
         with contextlib.ExitStack() as unless_served:
-            unless_served.callback(unregister, self)
+            unless_served.callback(drop_sockets, self)
             for sock in sockets:
                 unless_served.enter_context(sock)
             async with self._answer_as_candidate(sockets, name := secrets.token_hex(8)):
@@ -180,7 +180,7 @@ class HostSuccession(StoreStarter):
                 where = (bound, port, sockets, self._gives_up)
                 host = await in_thread(partial(serve_store_on, self._settings, self._credentials, *where))
                 unless_served.pop_all()
-                unregister(self)
+                drop_sockets(self)
                 if self._may_host_now():
                     return host
                 await host.end()  # this node began to leave meanwhile
@@ -213,7 +213,7 @@ class HostSuccession(StoreStarter):
         """During the context, answer each connection as a candidate, and accept an operator's report of a lost host."""
         said = encode_rejection(Rejection(CANDIDATE, name))
 
-        async def on_lost_report(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             # If the connection has closed, uvloop raises RuntimeError at a write.
             with contextlib.suppress(OSError, EOFError, ProtocolError, RuntimeError), contextlib.closing(writer):
                 writer.write(said)
@@ -229,6 +229,6 @@ class HostSuccession(StoreStarter):
 
         async with contextlib.AsyncExitStack() as stack:
             for sock in sockets:
-                server = await asyncio.start_server(on_lost_report, sock=sock.dup(), ssl=self._credentials.server_tls())
+                server = await asyncio.start_server(on_connection, sock=sock.dup(), ssl=self._credentials.server_tls())
                 stack.callback(server.close)
             yield

@@ -35,7 +35,7 @@ from rdzv.errors import (
     RendezvousSettingsError,
     RendezvousTimeoutError,
 )
-from store.connecting import is_etcd
+from store.connecting import is_etcd_url
 from store.net.dialing import exhausted_limit
 from store.net.threads import new_loop
 from store.printable import printable
@@ -184,7 +184,7 @@ def _unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 
 
-def on_signal(number: signal.Signals, callback: Callable[..., object], *arguments: Any) -> None:
+def call_on_signal(number: signal.Signals, callback: Callable[..., object], *arguments: Any) -> None:
     """Call `callback` in the running loop at each signal `number`, unless this process ignores that signal."""
     if signal.getsignal(number) is not signal.SIG_IGN:
         asyncio.get_running_loop().add_signal_handler(number, callback, *arguments)
@@ -261,7 +261,7 @@ def _exit_on_second_signal(number: int, _: object) -> None:
 
 
 async def _run_with_timeout(command: Command, options: argparse.Namespace) -> int:
-    if command.takes_url and is_etcd(options.url):
+    if command.takes_url and is_etcd_url(options.url):
         # Import gRPC before the limit begins: the import may take longer than a short `--timeout`.
         importlib.import_module("store.etcd.client")
     if not command.limited or getattr(options, "watch", False):

@@ -20,19 +20,19 @@ from anyio.abc import SocketAttribute
 
 import store
 from rdzv._version import __version__
-from rdzv.backends.bind_address import LET_ONE_HOST, join_hosts, split_own_addresses
+from rdzv.backends.bind_address import LET_ONE_HOST, hosts_text, split_own_addresses
 from rdzv.backends.credentials import Credentials, resolve_file_settings
 from rdzv.backends.host_queries import ask_hosts_for_answers
 from rdzv.cli.command import DONE, FAILED, JSON, NAMED_MOST, STORE, command, option, print_text, say
-from rdzv.cli.reach import open_run, open_store, parse_settings
+from rdzv.cli.reach import open_run, open_store, url_settings
 from rdzv.config.endpoint import split_url
 from rdzv.core.hosts.succession import Answer
 from rdzv.node.link.wakeup import Wakeup
-from store.connecting import is_etcd
+from store.connecting import is_etcd_url
 from store.limits import is_loopback
 from store.net.address import join_host_port
 from store.net.threads import in_thread
-from store.printable import abbreviate
+from store.printable import short_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +102,7 @@ async def _run_doctor(options: argparse.Namespace) -> int:
 
 
 async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
-    settings = resolve_file_settings(parse_settings(options.url, expected_file=options.expected))
+    settings = resolve_file_settings(url_settings(options.url, expected_file=options.expected))
     url, run_id = settings.endpoint.url, split_url(options.url).run_id
     own_address, step = "", options.timeout / STEPS
     replies = await ask_hosts_for_answers(settings, Credentials(settings))
@@ -115,10 +115,10 @@ async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
             remedy = f"{IF_SILENT} {where}" if answer is Answer.SILENT else ""
             checks.append(Check("host", f"{where} {replies[where]}{PROVES * (answer is Answer.REFUSED)}", remedy))
         elif addresses:
-            reached_from, check = await _probe_port(host, port, addresses, step, etcd=is_etcd(url))
+            reached_from, check = await _probe_port(host, port, addresses, step, etcd=is_etcd_url(url))
             checks.append(check)
             own_address = reached_from or own_address
-        if addresses and not is_etcd(url):
+        if addresses and not is_etcd_url(url):
             await _check_ambiguous_host(host, port, checks)
     serving = [host for host, answer in answers.items() if answer is Answer.SERVES]
     if answers and not serving:
@@ -136,15 +136,15 @@ async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
         own: list[str] = []
         with anyio.move_on_after(step), contextlib.suppress(OSError, UnicodeError):
             own = await _look_up_addresses(own_name, None)
-        checks.append(check_gloo_address(own_name, own, own_address, chosen=os.environ.get("GLOO_SOCKET_IFNAME")))
+        checks.append(check_gloo_listens_at(own_name, own, own_address, chosen=os.environ.get("GLOO_SOCKET_IFNAME")))
     try:
         async with open_store(options.url, timeout=step) as (client, keys):
             proved = ["TLS"] if "s://" in url else []
             proved += ["a token that both sides proved"] if settings.token_file or settings.token else []
             checks.append(Check("store", f"{url} answers, with {' and '.join(proved) or 'neither token nor TLS'}"))
             seconds = await _check_answer_time(client, checks)
-            checks.append(await _check_clocks(client, seconds=seconds, etcd=is_etcd(url)))
-            if is_etcd(url):
+            checks.append(await _check_clocks(client, seconds=seconds, etcd=is_etcd_url(url)))
+            if is_etcd_url(url):
                 checks.append(check_etcd_release((await client.stats())["version"]))
             exists = bool(run_id) and bool(await client.count(keys.root))
     except store.StoreError as error:
@@ -191,7 +191,7 @@ async def _check_ambiguous_host(host: str, port: int, checks: list[Check]) -> No
     with contextlib.suppress(OSError):
         ours, others = await anyio.to_thread.run_sync(split_own_addresses, host, port)
         if ours and others:
-            found = f"{host} is {join_hosts(ours)} of this machine, and {join_hosts(others)}, which it does not have"
+            found = f"{host} is {hosts_text(ours)} of this machine, and {hosts_text(others)}, which it does not have"
             checks.append(Check("machines", found, LET_ONE_HOST))
 
 
@@ -215,7 +215,7 @@ async def _probe_port(host: str, port: int, addresses: list[str], timeout: float
     return "", Check("port", "; ".join(problems), f"start {start}; let port {port} through the firewall")
 
 
-def check_gloo_address(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
+def check_gloo_listens_at(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
     """Check that gloo will listen on `leads_there`, this host's address towards the store, or on interface `chosen`."""
     if chosen:
         return Check("gloo", f"GLOO_SOCKET_IFNAME={chosen}")
@@ -289,7 +289,7 @@ async def _check_run(status: RunStatus, expected: tuple[str, ...], checks: list[
     fates = {one.node_id: one.describe() for one in status.missing}
     missing = [f"{name} ({fates.get(name, 'never seen')})" for name in expected if name not in here]
     if missing:
-        found = f"missing: {abbreviate(missing, NAMED_MOST)}"
+        found = f"missing: {short_names(missing, NAMED_MOST)}"
         checks.append(Check("expected", found, "look at these nodes: run rdzv doctor there"))
     elif expected:
         checks.append(Check("expected", f"all {len(expected)} are here"))

@@ -20,11 +20,11 @@ import anyio
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.host_queries import ask_hosts_for_answers
 from rdzv.cli.command import DONE, JSON, RUN, Argument, command, flag, limited_by_timeout, print_text, say
-from rdzv.cli.reach import open_run, parse_settings
-from rdzv.core.report import report
+from rdzv.cli.reach import open_run, url_settings
+from rdzv.core.report import status_json
 from rdzv.display.history import history_as_json, history_text, timeline
 from rdzv.display.pages import timeline_page
-from rdzv.display.status import TopState, describe_store_health, draw_screen, member_lines, problem_lines, summary_lines
+from rdzv.display.status import TopData, describe_store_health, member_lines, problem_lines, screen_lines, summary_lines
 from rdzv.errors import RendezvousStateError
 from rdzv.node.link.wakeup import Wakeup
 from store import StoreError, StoreReplaced
@@ -61,9 +61,9 @@ async def _print_status(options: argparse.Namespace) -> int:
         health = await run.store_health()
         status, _, cost = await run.account()
     if options.json:
-        print_text(json.dumps({**report(status), "cost": cost.as_json(), "store": health}))
+        print_text(json.dumps({**status_json(status), "cost": cost.as_json(), "store": health}))
     else:
-        settings = parse_settings(options.url)
+        settings = url_settings(options.url)
         hosts = await ask_hosts_for_answers(settings, Credentials(settings))
         of_each = ", ".join(f"{host} {asked}" for host, asked in hosts.items())
         lost = run.head().lost_store
@@ -82,13 +82,13 @@ async def _watch_run(options: argparse.Namespace) -> int:
     wakeup, shown = Wakeup(), list[str]()
     with limited_by_timeout(options.timeout) as answered, contextlib.ExitStack() as stack:
         terminal: _Terminal | None = None
-        last: TopState | None = None
+        last: TopData | None = None
         while True:
             with contextlib.suppress(StoreReplaced):
                 async with open_run(options, follow=wakeup, must_exist=False) as run:
                     if last is None:
                         await _warn_if_run_missing(run)
-                    last = await _read_frame(run)
+                    last = await _read_top_screen(run)
                     answered()
                     if sys.stdout.isatty() and not options.json and os.environ.get("TERM", "dumb") != "dumb":
                         terminal = terminal or stack.enter_context(_open_terminal(wakeup))
@@ -109,19 +109,19 @@ async def _warn_if_run_missing(run: Run) -> None:
         log.warning("%s; waiting for it", error)
 
 
-async def _print_changes(run: Run, wakeup: Wakeup, frame: TopState, shown: list[str], *, as_json: bool) -> TopState:
+async def _print_changes(run: Run, wakeup: Wakeup, frame: TopData, shown: list[str], *, as_json: bool) -> TopData:
     while True:
         lines = _status_lines(frame.status)
         if shown != (now := [without_durations(line) for line in lines]):
             shown[:] = now
             if as_json:
-                print_text(json.dumps(report(frame.status)))
+                print_text(json.dumps(status_json(frame.status)))
             else:
                 say(*lines)
         if frame.status.closed is not None:
             return frame
         await wakeup.sleep_until(None)
-        frame = await _read_frame(run)
+        frame = await _read_top_screen(run)
 
 
 class _Terminal:
@@ -130,13 +130,13 @@ class _Terminal:
         self._wakeup = wakeup
         self.over = False
 
-    def show(self, frame: TopState) -> None:
+    def show(self, frame: TopData) -> None:
         from rich.console import Group
         from rich.text import Text
 
         lines = (
             Text(line.text, style=STYLES.get(line.meant, ""), no_wrap=line.may_be_cut, overflow="ellipsis")
-            for line in draw_screen(frame, height=shutil.get_terminal_size().lines)
+            for line in screen_lines(frame, height=shutil.get_terminal_size().lines)
         )
         self._live.update(Group(*lines), refresh=True)
 
@@ -168,7 +168,7 @@ def _open_terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
         yield terminal
 
 
-async def _show_on_screen(run: Run, wakeup: Wakeup, frame: TopState, terminal: _Terminal) -> TopState:
+async def _show_on_screen(run: Run, wakeup: Wakeup, frame: TopData, terminal: _Terminal) -> TopData:
     read_at, took, heard = time.monotonic(), 0.0, False
     silent_since: float | None = None
     while True:
@@ -184,7 +184,7 @@ async def _show_on_screen(run: Run, wakeup: Wakeup, frame: TopState, terminal: _
             if heard or began - read_at > max(READ_EVERY, took / READ_SHARE):
                 # Without a limit, a reading would never end in a network that loses large packets.
                 with anyio.move_on_after(max(READ_WITHIN, took * 10)), contextlib.suppress(StoreError):
-                    began, frame = time.monotonic(), await _read_frame(run)
+                    began, frame = time.monotonic(), await _read_top_screen(run)
                     read_at, heard = time.monotonic(), False
                     took = read_at - began
         now = time.monotonic()
@@ -197,9 +197,9 @@ async def _show_on_screen(run: Run, wakeup: Wakeup, frame: TopState, terminal: _
         heard = heard or not waiting.cancelled_caught
 
 
-async def _read_frame(run: Run) -> TopState:
+async def _read_top_screen(run: Run) -> TopData:
     status, history, cost = await run.account()
-    return TopState(status=status, cost=cost if history.chapters else None)
+    return TopData(status=status, cost=cost if history.chapters else None)
 
 
 @command("history", "tell what happened in a run, round by round", *RUN, JSON)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv.backends.credentials import Credentials
-from rdzv.backends.host_queries import announce_lost_host
+from rdzv.backends.host_queries import send_lost_report
 from rdzv.cli.command import (
     DONE,
     FAILED,
@@ -29,13 +29,13 @@ from rdzv.cli.command import (
     say,
     whole_number,
 )
-from rdzv.cli.reach import open_run, open_store, parse_settings
+from rdzv.cli.reach import open_run, open_store, url_settings
 from rdzv.config.resizing import describe_size
-from rdzv.core.questions import ANSWER_TTL, KILL, STACKS, Question, decompress_answer
+from rdzv.core.questions import ANSWER_TTL, KILL, STACKS, OperatorQuestion, decompress_answer
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run.status import read_nodes
-from store.printable import abbreviate, in_words
+from store.printable import short_names, time_text
 
 if TYPE_CHECKING:
     from rdzv.core.keys import Keys
@@ -86,8 +86,8 @@ async def _close_run(options: argparse.Namespace) -> int:
     Argument("host", metavar="HOST", help="the host, as in the URL; if it is still at work, two runs go on"),
 )
 async def _declare_host_lost(options: argparse.Namespace) -> int:
-    settings = parse_settings(options.url)
-    said = await announce_lost_host(settings, Credentials(settings), options.host)
+    settings = url_settings(options.url)
+    said = await send_lost_report(settings, Credentials(settings), options.host)
     say(said, "if that host is at work after all, two runs go on until it sees the later store, and gives way")
     return DONE
 
@@ -115,7 +115,7 @@ async def _reopen_run(options: argparse.Namespace) -> int:
 )
 async def _ban_nodes(options: argparse.Namespace) -> int:
     _check_ban_target(options)
-    span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
+    span = "" if options.lasts is None else f" for {time_text(options.lasts)}"
     async with open_run(options) as run:
         here = await run.ban(
             options.node or "", options.reason, where=options.where, now=options.now, lasts=options.lasts
@@ -124,7 +124,7 @@ async def _ban_nodes(options: argparse.Namespace) -> int:
             say(f"node {options.node} is banned from run {run.run_id}{span}")
             return DONE
         name, value = options.where
-        who = f"now {abbreviate(here, NAMED_MOST)}" if here else await _no_match_message(run, name)
+        who = f"now {short_names(here, NAMED_MOST)}" if here else await _no_match_message(run, name)
     say(f"nodes with {name}={value} are banned from run {run.run_id}{span}: {who}")
     return DONE
 
@@ -133,7 +133,7 @@ async def _no_match_message(run: Run, name: str) -> str:
     """Return that the ban matches no present node, and the nodes' values of the attribute: a typo is likely."""
     records = (await read_nodes(run.store, run.keys)).values()
     there = sorted({str(record.attributes[name]) for record in records if name in record.attributes})
-    has = f"its nodes have {abbreviate(there, NAMED_MOST)}" if there else f"none of its nodes has any {name}"
+    has = f"its nodes have {short_names(there, NAMED_MOST)}" if there else f"none of its nodes has any {name}"
     return f"only nodes that come later; {has}"
 
 
@@ -191,8 +191,8 @@ async def _resize_run(options: argparse.Namespace) -> int:
 
 async def _ask_launcher(client: Store, keys: Keys, what: str, node_id: str) -> str:
     name = secrets.token_hex(8)
-    answered = keys.answers(name) + node_id
-    await client.put(keys.questions + name, Question(what=what, node_id=node_id).pack(), ttl=ANSWER_TTL)
+    answered = keys.operator_answers(name) + node_id
+    await client.put(keys.questions + name, OperatorQuestion(what=what, node_id=node_id).pack(), ttl=ANSWER_TTL)
     await client.wait([answered])
     entry = await client.get(answered)
     assert entry is not None, "answers are kept for as long as questions"
@@ -204,7 +204,7 @@ async def _print_stacks(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (client, keys):
         there = set(await read_nodes(client, keys))
         if options.node not in there:
-            here = abbreviate(sorted(there), NAMED_MOST) or "none"
+            here = short_names(sorted(there), NAMED_MOST) or "none"
             raise RendezvousStateError(f"run {keys.run_id} has no node {options.node}; it has {here}")
         with anyio.move_on_after(options.timeout):
             say(*(await _ask_launcher(client, keys, STACKS, options.node)).splitlines())
@@ -215,7 +215,7 @@ async def _print_stacks(options: argparse.Namespace) -> int:
     )
 
 
-def rate(text: str) -> float:
+def to_rate(text: str) -> float:
     """Read a mean rate per second (`1/10m` is once in ten minutes); raise ArgumentTypeError for other texts."""
     count, _, within = text.partition("/")
     if count.isdecimal() and int(count) and within and (seconds := duration(within)) > 0:
@@ -227,7 +227,7 @@ def rate(text: str) -> float:
     "chaos",
     "kill nodes of a run of one's own at random, to rehearse failures",
     *RUN,
-    option("--kill N/TIME", rate, "kill nodes, launcher and processes: 1/10m is once in ten minutes", required=True),
+    option("--kill N/TIME", to_rate, "kill nodes, launcher and processes: 1/10m is once in ten minutes", required=True),
     option("--for SECONDS", duration, "end after so long; without, by Ctrl-C", dest="lasting"),
     option("--seed N", int, "of what happens when, and to whom; without it, another each time"),
     flag("--yes", "this really kills: without it nothing is done"),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ANY_RUN: Final = "any"  # the run_id for a URL that names only a store
 
 
-def parse_settings(url: str, *, needs_run: bool = False, **given: Any) -> Settings:
+def url_settings(url: str, *, needs_run: bool = False, **given: Any) -> Settings:
     """Parse a URL, which must name a run only if `needs_run`; raise RendezvousSettingsError if the URL is invalid."""
     parts = split_url(url)
     if parts.scheme not in SCHEMES and parts.scheme in rendezvous_handler_registry.known():
@@ -45,7 +45,7 @@ def parse_settings(url: str, *, needs_run: bool = False, **given: Any) -> Settin
 @contextlib.asynccontextmanager
 async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, Keys]]:
     """Connect to a URL's store; yield the store, and the keys of the URL's run."""
-    settings = parse_settings(url)
+    settings = url_settings(url)
     async with make_client(settings, Credentials(settings), timeout=timeout) as client:
         yield client, Keys(settings.prefix, settings.run_id)
 
@@ -58,7 +58,7 @@ async def open_run(
 
     `follow` is notified when the run's head changes. Without `follow` the head is not read, so the run has no status.
     """
-    settings = parse_settings(options.url, needs_run=True)
+    settings = url_settings(options.url, needs_run=True)
     by = settings.node_id or f"{host_name()}-{os.getpid()}"
     keys = Keys(settings.prefix, settings.run_id)
     async with contextlib.AsyncExitStack() as stack:
@@ -68,6 +68,6 @@ async def open_run(
             await run.check_exists()
         if follow is not None:
             follower = await stack.enter_async_context(follow_head(client, keys))
-            stack.enter_context(follower.listeners.listening(follow))
+            stack.enter_context(follower.listeners.subscribed(follow))
             run.head = lambda: follower.head
         yield run

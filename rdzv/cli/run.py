@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from rdzv.cli.command import CLOSED, FAILED, NO_CONNECTION, OF_RUN, TIMED_OUT, WRONG_USAGE, Argument, command
 from rdzv.cli.launcher import launch, slurm
-from rdzv.cli.launcher.job import ExitAdvice, Job, arguments
+from rdzv.cli.launcher.job import ExitAdvice, Job, run_arguments
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ THEN: Final = {
     "run",
     "run a command under rendezvous, and again whenever the nodes change",
     Argument("url", metavar="URL", help="scheme://host[:port]/run_id?min_nodes=2, say; or slurm, under srun"),
-    *arguments(),
+    *run_arguments(),
     usage="rdzv run [options] URL -- COMMAND ...",
     means_url=lambda word: "://" in word or slurm.is_slurm_word(word),
     takes_command=True,

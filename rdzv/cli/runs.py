@@ -13,13 +13,13 @@ import anyio
 
 import store
 from rdzv.cli.command import DONE, JSON, NAMED_MOST, RUN, STORE, command, flag, option, print_text, say, whole_number
-from rdzv.cli.reach import open_run, open_store, parse_settings
+from rdzv.cli.reach import open_run, open_store, url_settings
 from rdzv.core.report import long_duration
 from rdzv.core.round import Round
 from rdzv.errors import RendezvousStateError
 from rdzv.node.run.status import RunUsage, read_usage
 from store.messages import Revoke
-from store.printable import abbreviate, plural
+from store.printable import plural, short_names
 
 if TYPE_CHECKING:
     import argparse
@@ -34,7 +34,7 @@ GONE_WITHIN: Final = 5.0  # seconds for the nodes of a run closed by --force to 
     "ping", "measure how quickly a store answers", *STORE, option("--count N", whole_number(1), "how often", default=5)
 )
 async def _ping_store(options: argparse.Namespace) -> int:
-    url = parse_settings(options.url).endpoint.url
+    url = url_settings(options.url).endpoint.url
     async with open_store(options.url, timeout=options.timeout) as (client, _):
         for _ in range(options.count):
             say(f"{url} answers in {await client.ping() * 1000:.3f} ms")
@@ -82,9 +82,9 @@ def _table_of_runs(runs: list[RunUsage], uptime: float) -> list[str]:
 async def _forget_run(options: argparse.Namespace) -> int:
     async with open_run(options) as run:
         client, keys = run.store, run.keys
-        nodes = await _list_nodes(client, keys)
+        nodes = await _list_node_ids(client, keys)
         if nodes and not options.force:
-            named = abbreviate(nodes, NAMED_MOST)
+            named = short_names(nodes, NAMED_MOST)
             raise RendezvousStateError(
                 f"run {keys.run_id} has {plural(len(nodes))}: {named}; close it first, or forget it with --force"
             )
@@ -92,7 +92,7 @@ async def _forget_run(options: argparse.Namespace) -> int:
             await run.set_closed("the run was forgotten by its operator")
             with anyio.move_on_after(GONE_WITHIN):
                 async with client.watch(keys.nodes) as watch:
-                    while await _list_nodes(client, keys):
+                    while await _list_node_ids(client, keys):
                         await anext(aiter(watch))
         forgotten = await _delete_run_keys(client, keys)
         say(f"run {keys.run_id} is forgotten: {forgotten} keys")
@@ -116,7 +116,7 @@ async def _delete_run_keys(client: store.Store, keys: Keys) -> int:
     return len(entries)
 
 
-async def _list_nodes(client: store.Store, keys: Keys) -> list[str]:
+async def _list_node_ids(client: store.Store, keys: Keys) -> list[str]:
     entries = await client.list(keys.nodes, keys_only=True)
     return [entry.key[len(keys.nodes) :] for entry in entries if entry.key != keys.marker]
 

@@ -24,7 +24,7 @@ from rdzv.backends.builtin import make_client
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import http_module
 from rdzv.backends.succession import HostSuccession
-from rdzv.cli.command import DONE, Argument, RepeatedSignalFilter, argument_type, command, flag, on_signal, option
+from rdzv.cli.command import DONE, Argument, RepeatedSignalFilter, argument_type, call_on_signal, command, flag, option
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
 from rdzv.config.parameters import Parameter
@@ -126,15 +126,15 @@ async def _serve_store(options: argparse.Namespace) -> int:
         if stop.is_set():
             os._exit(AT_ONCE)
         stop.set()
-        on_signal(signal.SIGHUP, on_stop_signal, signal.SIGHUP)
+        call_on_signal(signal.SIGHUP, on_stop_signal, signal.SIGHUP)
         _print_notice(f"{number.name}: leaving; again after a second: at once")
         if starting:  # resolving the host's name may take long, or the disk hang
             flush_standard_error()
             os._exit(DONE)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-        on_signal(number, on_stop_signal, number)
-    on_signal(signal.SIGHUP, _reload_credentials, credentials, tls)
+        call_on_signal(number, on_stop_signal, number)
+    call_on_signal(signal.SIGHUP, _reload_credentials, credentials, tls)
     if options.hosts is not None:
         return await _serve_as_one_of_hosts(options, stop)
     serving = store.serve(

@@ -54,7 +54,7 @@ class Endpoint:
         if not self.hosts:
             refuse(f"{self.scheme} needs a host; write for example {self.scheme}://head")
         twice = next((host for host in self.hosts if self.hosts.count(host) > 1), None)
-        if twice is not None and self.info.family == "tcp":
+        if twice is not None and self.scheme_info.family == "tcp":
             refuse(f"the URL lists {_join_host_and_port(*twice)} twice; name each host once")
 
     @classmethod
@@ -74,14 +74,14 @@ class Endpoint:
         return cls(scheme=scheme, hosts=tuple(_parse_host_and_port(host, port) for host in written))
 
     @property
-    def info(self) -> Scheme:
+    def scheme_info(self) -> Scheme:
         """The scheme's properties."""
         return SCHEMES[self.scheme]
 
     @property
     def has_successors(self) -> bool:
         """True if the URL's next host takes the store over when a host dies."""
-        return len(self.hosts) > 1 and self.info.family == "tcp"
+        return len(self.hosts) > 1 and self.scheme_info.family == "tcp"
 
     @property
     def url(self) -> str:

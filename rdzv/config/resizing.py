@@ -18,7 +18,7 @@ RESIZED_FROM: Final = "resized_from"  # the key of the list of earlier [minimum,
 FORMER_MOST: Final = 16  # the most pairs kept in `RESIZED_FROM`: the first one, and the latest
 
 
-def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int | None) -> dict[str, Any]:
+def with_resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int | None) -> dict[str, Any]:
     """Return a run's settings with new numbers of nodes (None: unchanged); raise an error if no round can complete."""
     old = [agreed["min_nodes"], agreed["max_nodes"]]
     given = {"min_nodes": min_nodes, "max_nodes": max_nodes}
@@ -41,7 +41,7 @@ def differs_by_resize(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> boo
     return list(numbers.values()) in [list(pair) for pair in theirs.get(RESIZED_FROM, ())]
 
 
-def whole_unit_limits(agreed: Mapping[str, Any]) -> tuple[int, int]:
+def unit_limits(agreed: Mapping[str, Any]) -> tuple[int, int]:
     """Return `min_nodes` rounded up, and `max_nodes` rounded down, to a multiple of `node_unit`."""
     unit = agreed["node_unit"]
     return min_in_whole_units(agreed["min_nodes"], unit), max_in_whole_units(agreed["max_nodes"], unit)

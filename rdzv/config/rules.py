@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 def check_applies_to_store(parameter: Parameter, endpoint: Endpoint) -> None:
     """Raise an error for a parameter that this kind of store ignores."""
-    if parameter.family not in ("", endpoint.info.family):
+    if parameter.family not in ("", endpoint.scheme_info.family):
         refuse(
             f"{parameter.name} is for {parameter.family} and {parameter.family}s, but the scheme is {endpoint.scheme}; "
             f"leave out {parameter.name} (and RDZV_{parameter.name.upper()}), or use a {parameter.family} store"
         )
-    if parameter.encrypted_only and not endpoint.info.is_encrypted:
+    if parameter.encrypted_only and not endpoint.scheme_info.is_encrypted:
         refuse(
             f"{parameter.name} is for encrypted connections, but the scheme is {endpoint.scheme}; "
             f"write {endpoint.scheme}s:// or leave out {parameter.name} (and RDZV_{parameter.name.upper()})"

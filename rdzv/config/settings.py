@@ -127,7 +127,7 @@ class Settings:
         kinds.PREFIX,
         aliases=("etcd_prefix",),
         default_text=f"{SCHEMES['tcp'].prefix} (etcd: {SCHEMES['etcd'].prefix})",
-        derive=lambda it: it.endpoint.info.prefix,
+        derive=lambda it: it.endpoint.scheme_info.prefix,
     )
     """The prefix of all runs in the store."""
     is_host: bool | None = parameter(None, kinds.FLAG_OR_AUTO, default_text="auto")
@@ -211,7 +211,7 @@ class Settings:
     @property
     def uses_tls(self) -> bool:
         """True if connections are encrypted, by the scheme or by `tls`."""
-        return self.endpoint.info.is_encrypted or self.tls is not None
+        return self.endpoint.scheme_info.is_encrypted or self.tls is not None
 
     @property
     def needed(self) -> int:

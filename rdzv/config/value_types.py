@@ -156,7 +156,7 @@ def _is_nested_deeper(value: Any, levels: int) -> bool:
     return bool(inside) and (levels == 0 or any(_is_nested_deeper(one, levels - 1) for one in inside))
 
 
-def _parse_payload(raw: Any) -> Any:
+def _copy_payload(raw: Any) -> Any:
     # Pack and unpack the payload, so that later changes of the object have no effect, and all nodes read the same.
     try:
         packed = msgpack.packb(raw)
@@ -256,7 +256,7 @@ SECRET: Final = ValueType(
     "text or bytes, not empty", _accept_if(lambda raw: isinstance(raw, str | bytes) and raw), "..."
 )
 PAYLOAD: Final = ValueType(
-    f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack, nested at most {PAYLOAD_LEVELS_MAX} deep", _parse_payload, "8xH100"
+    f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack, nested at most {PAYLOAD_LEVELS_MAX} deep", _copy_payload, "8xH100"
 )
 ATTRIBUTES: Final = ValueType(
     f"names and values, both text and not empty, in at most {ATTRIBUTES_BYTES_MAX} bytes of msgpack",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Final
 
-from store.printable import in_words, printable
+from store.printable import printable, time_text
 from store.records import Record
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Missing(Record, kw_only=True):
 
     def describe(self, *, elapsed: float | None = 0.0) -> str:
         """Return "lost 41 s ago: why". `elapsed` has the seconds since `ago` was measured; None omits the duration."""
-        how = self.how if self.ago is None or elapsed is None else f"{self.how} {in_words(self.ago + elapsed)} ago"
+        how = self.how if self.ago is None or elapsed is None else f"{self.how} {time_text(self.ago + elapsed)} ago"
         return f"{how}: {self.why}" if self.why else how
 
 
@@ -70,7 +70,7 @@ class AbsenceReport(Record, kw_only=True):
         names = self.describe(elapsed=elapsed)
         if not names:
             return ""
-        waited = "" if self.waited is None or elapsed is None else f" {in_words(self.waited + elapsed)}"
+        waited = "" if self.waited is None or elapsed is None else f" {time_text(self.waited + elapsed)}"
         return f"waiting{waited} for {names}"
 
     def staying_member_names(self) -> str:
@@ -136,7 +136,7 @@ class AbsenceBook:
         elif self._short_since is None or waited is not None:
             self._short_since = now - (waited or 0.0)
 
-    def report(self, *, now: float, staying: Mapping[str, str] | None = None) -> AbsenceReport:
+    def make_report(self, *, now: float, staying: Mapping[str, str] | None = None) -> AbsenceReport:
         """Return the report; `staying` maps ids to addresses, for `AbsenceReport.staying`."""
         count = len(self._gone) + len(self._unseen)
         gone = (

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 WHAT_TO_SET = "give that node address= (torchrun: --local-addr), where the others reach it"
 
 
-def add_zone_of(host: str, address: str) -> str:
+def with_ipv6_zone(host: str, address: str) -> str:
     """Return `address`; if it is a link-local IPv6 address without a zone, add the zone of the store URL's `host`."""
     zone = host.partition("%")[2]
     is_local = zone and address.lower().startswith("fe80:") and "%" not in address

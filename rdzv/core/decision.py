@@ -1,4 +1,4 @@
-"""The decisions of the coordinator (`decide`) and of a waiting node (`next_act_of`), each with its reason.
+"""The decisions of the coordinator (`decide`) and of a waiting node (`act_of_joiner`), each with its reason.
 
 `decide` returns the first act that is due, in the order of the union `Act`.
 
@@ -69,7 +69,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resize:
+class ApplyResize:
     """Apply the run's new minimum and maximum of nodes, written at `revision`."""
 
     revision: int
@@ -86,21 +86,21 @@ class Expel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class CommitRound:
     """Commit this round; `members` are in order of rank."""
 
     number: int
     members: tuple[NodeRecord, ...]
     progress: Progress
 
-    def has_same_arrivals(self, other: Commit) -> bool:
+    def has_same_arrivals(self, other: CommitRound) -> bool:
         """Return True if both rounds have the same number and arrivals."""
         arrivals = [sorted(record.arrival for record in one.members) for one in (self, other)]
         return self.number == other.number and arrivals[0] == arrivals[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteProgress:
+class WriteRoundProgress:
     """Write the progress, and add the lifted bans, `unbans` by key, to the history."""
 
     progress: Progress
@@ -117,7 +117,7 @@ class WriteStop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class Idle:
     """Do nothing until `until` on the coordinator's clock (None: no limit), or until the next event."""
 
     until: float | None
@@ -125,7 +125,7 @@ class Wait:
     error: BaseException | None = None  # the error that prevents the round, if any
 
 
-Act = Resize | Expel | Commit | WriteProgress | WriteStop | Wait
+Act = ApplyResize | Expel | CommitRound | WriteRoundProgress | WriteStop | Idle
 
 LAST_CALL_GRACE = 10.0  # seconds that join timeouts stay suspended after a last call, as a new coordinator may commit
 MANY = 64  # from this many nodes on, a change that no node acts upon is reported less often
@@ -139,23 +139,23 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
     """Return the first act due at `now` on the coordinator's clock."""
     view, head, closed = picture.view, picture.head, picture.head.closed is not None
     if head.resized is not None and head.resized.revision > picture.resized_at:
-        return Resize(revision=head.resized.revision)
+        return ApplyResize(revision=head.resized.revision)
     if view.next_to_expel is not None:
         node_id, why = view.next_to_expel
-        record, progress = view.records[node_id], _to_progress(view, rules, closed=closed, now=now, drained=head.drains)
+        record, progress = view.records[node_id], _progress_of(view, rules, closed=closed, now=now, drained=head.drains)
         progress = progress.after_expulsion(node_id, address=record.address, why=why)
         return Expel(node_id=node_id, arrival=record.arrival, why=why, progress=progress)
     act = decide_round(view, rules, head, now=now)
-    if isinstance(act, Commit):
+    if isinstance(act, CommitRound):
         if picture.obstacle is None or now >= picture.obstacle.until:
             return act
         until, error = picture.obstacle
-        progress = note_problem(act.progress, f"the store does not take it: {error}")
-        act = Wait(until=until, progress=progress, error=error)
+        progress = with_problem(act.progress, f"the store does not take it: {error}")
+        act = Idle(until=until, progress=progress, error=error)
     progress, unbans = act.progress, _unbans_to_note(picture)
     due = progress_due(picture.told, picture.told_at, progress, nodes=progress.joined + progress.live, now=now)
     if unbans or (due is not None and due <= now):
-        return WriteProgress(progress=progress, unbans=unbans)
+        return WriteRoundProgress(progress=progress, unbans=unbans)
     if view.round is not None and view.round.in_steps and (stop := _stop(view, view.round, head, progress)) is not None:
         return WriteStop(stop=stop[0], over=stop[1], progress=progress)
     return replace(act, until=min((at for at in (act.until, due) if at is not None), default=None))
@@ -173,7 +173,7 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
     return view.agreement.next_stop_record(
         round.number,
         head.stop,
-        why=reason_to_stop(progress, head, live=view.live),
+        why=reason_to_leave_round(progress, head, live=view.live),
         for_newcomers=not (head.closed or head.moves or progress.draining or len(view.live) > progress.capacity),
         closing=head.closed is not None,
         members=[node_id for node_id in view.live if view.records[node_id].progress is not None],
@@ -181,14 +181,14 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
     )
 
 
-def decide_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Commit:
-    """Return the next round if it can complete now, else a `Wait` whose progress says why not."""
+def decide_round(view: View, rules: Rules, head: Head, *, now: float) -> Idle | CommitRound:
+    """Return the next round if it can complete now, else a `Idle` whose progress says why not."""
     assert view.synced, "the picture is complete: a node that it lacks would count as gone"
-    progress = _to_progress(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
+    progress = _progress_of(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
-        return Wait(until=None, progress=progress)
+        return Idle(until=None, progress=progress)
     if head.moves:
-        return Wait(until=None, progress=note_problem(progress, MOVES))
+        return Idle(until=None, progress=with_problem(progress, MOVES))
     ends = math.inf if view.enough_since is None else view.enough_since + rules.last_call
     placed = len(rules.select_complete_units([*view.waiting.values()]))
     full = rules.round_size(placed) == rules.capacity
@@ -203,35 +203,35 @@ def decide_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | 
         missing, ends_at = lost.awaited - len(survivors), head.lost_store_at + rules.ttl
         if missing > 0 and now < ends_at:
             of_round = f"of {plural(lost.awaited)} of round {lost.round}, whose store was lost"
-            return Wait(until=ends_at, progress=note_problem(progress, f"{missing} {of_round}, may still be at work"))
+            return Idle(until=ends_at, progress=with_problem(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= rules.early_last_call and bool(survivors)
     if view.live:
         # While a last call runs, wake at its end, to report that it is over.
         still = now < ends < math.inf and not full
-        return Wait(until=ends if still else None, progress=progress)
+        return Idle(until=ends if still else None, progress=progress)
     if not rules.round_size(placed):
-        return Wait(until=None, progress=note_problem(progress, rules.why_no_whole_units(view.waiting.values())))
+        return Idle(until=None, progress=with_problem(progress, rules.why_no_whole_units(view.waiting.values())))
     if full or nobody_else or now >= ends:
         try:
             # Once a round has completed in this store, use that round's ranks, not ranks of the lost store.
             ranked = survivors if view.round is None else {}
             complete = _new_commit(view, rules, progress, ranked, after=-1 if lost is None else lost.round)
         except BaseException as error:  # noqa: BLE001  the order may be a user's function
-            stuck = note_problem(progress, f"rank_order fails with {type(error).__name__}: {error}")
-            return Wait(until=now + RETRY_AFTER, progress=stuck, error=error)
+            stuck = with_problem(progress, f"rank_order fails with {type(error).__name__}: {error}")
+            return Idle(until=now + RETRY_AFTER, progress=stuck, error=error)
         try:
             return replace(complete, members=with_reachable_addresses(complete.members))
         except RendezvousSettingsError as error:
-            return Wait(until=None, progress=note_problem(progress, str(error)))
-    return Wait(until=ends, progress=progress)
+            return Idle(until=None, progress=with_problem(progress, str(error)))
+    return Idle(until=ends, progress=progress)
 
 
-def note_problem(progress: Progress, problem: str) -> Progress:
+def with_problem(progress: Progress, problem: str) -> Progress:
     """Return the progress with a problem that prevents the next round, and without a last call."""
     return progress.replace(problem=problem[:PROBLEM_MOST], last_call_left=None)
 
 
-def _to_progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str]) -> Progress:
+def _progress_of(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str]) -> Progress:
     joined, live = len(view.waiting), len(view.live)
     left = None
     if view.enough_since is not None and rules.round_size(joined) < rules.capacity:
@@ -267,8 +267,8 @@ def _to_progress(view: View, rules: Rules, *, closed: bool, now: float, drained:
         departed=view.departed_count,
         departed_ids=tuple(view.departed),
         last_arrival=next(reversed(view.waiting.values())).arrival if view.waiting else 0,
-        absent=view.absences.report(now=now, staying=_live_member_addresses(view, joined - spares)),
-        given_up=_give_up_reason(view),
+        absent=view.absences.make_report(now=now, staying=_live_member_addresses(view, joined - spares)),
+        given_up=_run_given_up_reason(view),
         why_lost=tuple((name, why) for name, why in view.why_lost.items() if name in view.lost)[:NAMED_OF_MANY],
         standstill=view.standstill if live else "",
         left_early=view.left_early,
@@ -276,7 +276,7 @@ def _to_progress(view: View, rules: Rules, *, closed: bool, now: float, drained:
     )
 
 
-def _give_up_reason(view: View) -> str:
+def _run_given_up_reason(view: View) -> str:
     told = view.gave_up.values()
     return min(told, key=lambda record: (not record.unreached, record.arrival)).gave_up[:GIVEN_UP_MOST] if told else ""
 
@@ -320,7 +320,9 @@ def _choose_members(
     return chosen
 
 
-def _new_commit(view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int) -> Commit:
+def _new_commit(
+    view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int
+) -> CommitRound:
     """Return the round to commit. `survivors` maps nodes of the lost store's round `after` (-1: none) to ranks."""
     arrivals = list(view.waiting.values())
     room = rules.round_size(len(rules.select_complete_units(arrivals)))
@@ -346,7 +348,7 @@ def _new_commit(view: View, rules: Rules, progress: Progress, survivors: Mapping
         raise RendezvousSettingsError(
             f"rank_order made {len(ordered)} ranks of {plural(len(chosen))}; it must give each node it gets once"
         )
-    return Commit(number=max(view.next_number, after + 1), members=ordered, progress=progress)
+    return CommitRound(number=max(view.next_number, after + 1), members=ordered, progress=progress)
 
 
 def progress_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
@@ -382,7 +384,7 @@ def _coarse_progress(progress: Progress) -> tuple[object, ...]:
     return *_exact_fields(progress), *some, no_spares, progress.last_call_left is None
 
 
-def wait_text(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
+def wait_reason_text(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
     """Return why a run waits, in words (R16). `elapsed` has the seconds since the report; None omits durations."""
     if progress is None:
         return "waiting for a coordinator"
@@ -414,7 +416,7 @@ def wait_text(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joiner:
-    """The facts that `next_act_of` needs about a waiting node."""
+    """The facts that `act_of_joiner` needs about a waiting node."""
 
     arrival: int  # the revision of the node's record
     node_id: str = ""
@@ -426,23 +428,23 @@ class Joiner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepWaiting:
-    """An answer of `next_act_of`: the node waits until the `Head` changes."""
+    """An answer of `act_of_joiner`: the node waits until the `Head` changes."""
 
     reason: str
     suspended: bool = False  # True: the join timeout does not run meanwhile (promise R1)
-    until: float | None = None  # when to call `next_act_of` again if the head has not changed; None: never
+    until: float | None = None  # when to call `act_of_joiner` again if the head has not changed; None: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunClosed:
-    """An answer of `next_act_of`: the run is closed. `spare`: this node was a spare at the closing."""
+class ClosedAnswer:
+    """An answer of `act_of_joiner`: the run is closed. `spare`: this node was a spare at the closing."""
 
     closed: Closed
     spare: bool = False
 
 
-def next_act_of(me: Joiner, head: Head, *, now: float) -> KeepWaiting | Round | RunClosed:
-    """Return the next act of an arrived node: wait (`KeepWaiting`), read the returned round, or end (`RunClosed`)."""
+def act_of_joiner(me: Joiner, head: Head, *, now: float) -> KeepWaiting | Round | ClosedAnswer:
+    """Return the next act of an arrived node: wait (`KeepWaiting`), read the round, or end (`ClosedAnswer`)."""
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
         return round  # even if the run is closed now: no commit succeeds after a closing, so the round came first
@@ -450,14 +452,14 @@ def next_act_of(me: Joiner, head: Head, *, now: float) -> KeepWaiting | Round | 
     over = head.closed_over if head.closed is not None else None
     spare = _is_spare(me, head.progress if over is None else over)
     if head.closed is not None:
-        return RunClosed(closed=head.closed, spare=spare)
+        return ClosedAnswer(closed=head.closed, spare=spare)
     progress = head.progress
     elapsed = now - head.progress_at
     if spare:
         assert progress is not None
         why = me.left_out if me.node_id in progress.spare_ids else ""
         return KeepWaiting(reason=f"a spare: {why}" if why else _explain_spare(progress), suspended=True)
-    reason = wait_text(progress, elapsed=elapsed)
+    reason = wait_reason_text(progress, elapsed=elapsed)
     if head.coordinator is None and progress is not None:
         reason = f"waiting for a new coordinator; at last, {reason}"
     if progress is None or progress.phase is not Phase.LAST_CALL or progress.problem:
@@ -491,7 +493,7 @@ def _is_spare(me: Joiner, progress: Progress | None) -> bool:
     return me.arrival > progress.spares_after and progress.joined > 0
 
 
-def reason_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str:
+def reason_to_leave_round(progress: Progress, head: Head, *, live: Collection[str]) -> str:
     """Return why the live members should leave the last round together; empty if they should not."""
     if not live:
         return ""

@@ -118,7 +118,7 @@ def nodes_gone_before_round(history: History, number: int, *, here: Container[st
         return []
     before, last = history.chapters[-2:]
 
-    def seconds_since(incident: Incident) -> float | None:
+    def seconds_since_incident(incident: Incident) -> float | None:
         if last.at is not None and last.after is not None and incident.after is not None:
             return max(now - last.at, 0.0) + max(last.after - incident.after, 0.0)
         return None if incident.at is None else max(now - incident.at, 0.0)
@@ -127,7 +127,7 @@ def nodes_gone_before_round(history: History, number: int, *, here: Container[st
         node_id: Missing(
             node_id=node_id,
             how=incident.kind,
-            ago=seconds_since(incident),
+            ago=seconds_since_incident(incident),
             address=before.addresses.get(node_id, ""),
             why=incident.reason,
         )
@@ -146,7 +146,7 @@ def time_spent(chapter: Chapter, seconds: float) -> TimeSpent:
     return TimeSpent(trained=trained, regrouped=seconds - trained - waited, waited=waited)
 
 
-def seconds_between_completions(chapter: Chapter, following: Chapter) -> float:
+def round_interval_seconds(chapter: Chapter, following: Chapter) -> float:
     """Return the seconds between two rounds' completions: measured, else by times of day, else to the last incident."""
     if following.after is not None:
         return following.after
@@ -167,7 +167,7 @@ def _drop_oldest_round(history: History) -> History:
         chapters=history.chapters[1:],
         past=EarlierRoundTotals(
             rounds=past.rounds + 1,
-            spent=past.spent + time_spent(oldest, seconds_between_completions(oldest, following)),
+            spent=past.spent + time_spent(oldest, round_interval_seconds(oldest, following)),
             losses=past.losses + sum(one.count for one in losses),
             lost=MappingProxyType(dict(lost.most_common(NODES_COUNTED_MOST))),
             reasons=MappingProxyType(dict(reasons.most_common(REASONS_COUNTED_MOST))),

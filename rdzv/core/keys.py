@@ -71,7 +71,7 @@ class Keys:
         return f"{self.prefix}/host"
 
     @property
-    def run_lease_id(self) -> int:
+    def derived_lease_id(self) -> int:
         """The id of the run's own lease: a hash of `root`, so that concurrent first nodes grant the same lease."""
         digest = hashlib.blake2b(self.root.encode(), digest_size=8).digest()
         return CHOSEN_LEASE_LEAST + int.from_bytes(digest) % CHOSEN_LEASE_LEAST
@@ -84,29 +84,29 @@ class Keys:
         """Return an accusation's key."""
         return f"{self.accusations}{accused}/{by}"
 
-    def answers(self, question: str) -> str:
+    def operator_answers(self, question: str) -> str:
         """Return the prefix of the answers to a question; the keys end with node ids."""
         return f"{self.root}answers/{question}/"
 
-    def kept(self, name: str) -> str:
+    def kept_item(self, name: str) -> str:
         """Return the key of data that members keep from round to round."""
         return f"{self.root}kept/{name}"
 
-    def attempt(self, number: int, term: int) -> str:
+    def round_prefix(self, number: int, term: int) -> str:
         """Return the prefix below which the coordinator of a term writes a round's members, committed or not."""
         return f"{self.rounds}{number}/{term}/"
 
     def ranks(self, number: int, term: int, bucket: int | None = None) -> str:
-        """Return the key of one bucket of ranks (see `rank_bucket_of`); without `bucket`, the prefix of all."""
-        return f"{self.attempt(number, term)}ranks/{'' if bucket is None else bucket}"
+        """Return the key of one bucket of ranks (see `bucket_with_rank_of`); without `bucket`, the prefix of all."""
+        return f"{self.round_prefix(number, term)}ranks/{'' if bucket is None else bucket}"
 
     def roster(self, number: int, term: int, bucket: int | None = None) -> str:
         """Return the key of one bucket of `Participant`s, in order of rank; without `bucket`, the prefix of all."""
-        return f"{self.attempt(number, term)}roster/{'' if bucket is None else bucket}"
+        return f"{self.round_prefix(number, term)}roster/{'' if bucket is None else bucket}"
 
-    def reached(self, number: int, term: int) -> str:
+    def rank0_report(self, number: int, term: int) -> str:
         """Return the key where rank 0 reports that not all members have reached rank 0."""
-        return f"{self.attempt(number, term)}reached"
+        return f"{self.round_prefix(number, term)}reached"
 
     def shared(self, number: int, term: int) -> str:
         """Return the prefix of a round's shared store, which holds users' keys."""

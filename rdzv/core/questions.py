@@ -14,7 +14,7 @@ ANSWER_TTL: Final = 60.0  # seconds that a question and its answer are kept
 ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # limit of an unpacked answer: a few packed bytes could unpack to gigabytes
 
 
-class Question(Stored, kw_only=True):
+class OperatorQuestion(Stored, kw_only=True):
     """An operator's question to one node's launcher."""
 
     called = "a question to the nodes"

@@ -47,7 +47,7 @@ def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Seq
 
     In a smaller round, survivors whose last ranks no longer exist get free ranks before newcomers do.
     """
-    return _fill_places(arrivals, previous, lambda record: previous.get(record.node_id))
+    return _fill_wanted_places(arrivals, previous, lambda record: previous.get(record.node_id))
 
 
 def by_arrival(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG001
@@ -60,15 +60,15 @@ def by_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequ
     return sorted(arrivals, key=lambda record: natural(record.node_id))
 
 
-def by_request(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
+def by_requested_rank(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
     """Return the nodes at their `requested_rank`; the other nodes fill the gaps in the order of `survivors_first`.
 
     If several nodes request one rank, the first to arrive gets it. A requested rank beyond the world size is ignored.
     """
-    return _fill_places(arrivals, previous, lambda record: record.requested_rank)
+    return _fill_wanted_places(arrivals, previous, lambda record: record.requested_rank)
 
 
-def _fill_places(
+def _fill_wanted_places(
     arrivals: Sequence[NodeRecord], previous: Mapping[str, int], place_of: Callable[[NodeRecord], int | None]
 ) -> Sequence[NodeRecord]:
     places: list[NodeRecord | None] = [None] * len(arrivals)
@@ -133,7 +133,7 @@ def _part_sort_key(part: str) -> tuple[int, int, str, str]:
     return (0, len(digits), digits, part)
 
 
-def find_rank_order(name: str | RankOrder) -> RankOrder:
+def rank_order_named(name: str | RankOrder) -> RankOrder:
     """Return the order that a valid setting names."""
     if not isinstance(name, str):
         return name
@@ -146,7 +146,7 @@ def find_rank_order(name: str | RankOrder) -> RankOrder:
         "in_place": in_place,
         "arrival": by_arrival,
         "name": by_name,
-        "requested": by_request,
+        "requested": by_requested_rank,
     }
     return orders[name]
 

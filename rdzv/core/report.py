@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from itertools import dropwhile, islice, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv.core.history import TimeSpent, seconds_between_completions, time_spent
+from rdzv.core.history import TimeSpent, round_interval_seconds, time_spent
 from rdzv.core.state import WITH, Phase
-from rdzv.core.stuck.pace import Pace, StepOf, pace_of
+from rdzv.core.stuck.pace import StepOf, StepsOverview, summarize_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -78,13 +78,13 @@ class RunStatus:
         return {**self.unfit, **banned, **where}
 
 
-def pace_of_run(status: RunStatus) -> Pace:
+def pace_of_run(status: RunStatus) -> StepsOverview:
     """Return the pace of a run's members."""
     timeout = status.settings.get("stall_timeout")
-    return pace_of(status.steps, stall_timeout=timeout if isinstance(timeout, (int, float)) else None)
+    return summarize_steps(status.steps, stall_timeout=timeout if isinstance(timeout, (int, float)) else None)
 
 
-def node_states(status: RunStatus, pace: Pace) -> dict[str, str]:
+def node_states(status: RunStatus, pace: StepsOverview) -> dict[str, str]:
     """Return each named node's most urgent state of `NODE_STATES`."""
     states = {
         **dict.fromkeys((member.node_id for member in status.members), "in the round"),
@@ -115,7 +115,7 @@ def count_states(status: RunStatus, states: Mapping[str, str]) -> dict[str, int]
     }
 
 
-def run_state(status: RunStatus, pace: Pace, counts: Mapping[str, int]) -> tuple[str, str]:
+def run_state(status: RunStatus, pace: StepsOverview, counts: Mapping[str, int]) -> tuple[str, str]:
     """Return a run's state: its kind ("ok", "wait", "drain", "warn", "bad", "over"), and a description."""
     least, most = status.settings.get("min_nodes"), status.settings.get("max_nodes")
     if status.phase is Phase.CLOSED:
@@ -137,7 +137,7 @@ def run_state(status: RunStatus, pace: Pace, counts: Mapping[str, int]) -> tuple
     return meant, f"Training: {words}" if wrong else "Training"
 
 
-def report(status: RunStatus) -> dict[str, Any]:
+def status_json(status: RunStatus) -> dict[str, Any]:
     """Return a status as JSON's types."""
     bootstrap, closing, resized, now = status.bootstrap, status.closing, status.resized, status.now
     pace = pace_of_run(status)
@@ -177,8 +177,8 @@ def report(status: RunStatus) -> dict[str, Any]:
             "limit": round(pace.limit, 1),
         },
         "standstill": status.standstill or stands,
-        "stuck": _reason_rows(pace.stuck, "why"),
-        "slow": _reason_rows(pace.slow, "why"),
+        "stuck": _node_reason_rows(pace.stuck, "why"),
+        "slow": _node_reason_rows(pace.slow, "why"),
         "members": [member_report(one) for one in status.members],
         "last_members": [_member_as_json(one, None, "left", to_unix) for one in status.last_members],
         "waiting": [node_id for node_id in status.waiting if node_id not in status.spares],
@@ -201,7 +201,7 @@ def report(status: RunStatus) -> dict[str, Any]:
         "attributes": {node_id: _as_json(dict(each)) for node_id, each in status.attributes.items()},
         "banned": [{"node_id": node_id, **ban_as_dict(one)} for node_id, one in status.banned.items()],
         "banned_where": [{"where": where, **ban_as_dict(one)} for where, one in status.banned_where.items()],
-        "unfit": _reason_rows(status.unfit, "reason"),
+        "unfit": _node_reason_rows(status.unfit, "reason"),
         "accused": [{"node_id": node_id, "by": by, "why": why} for node_id, by, why in status.accused],
         "draining": [
             {"node_id": node_id, "seconds_left": round(left, 1), "until": to_unix(-left), "reason": reason}
@@ -224,7 +224,7 @@ def _pick_fields(noun: object, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(noun, name) for name in names}
 
 
-def _reason_rows(reasons: Mapping[str, str], called: str) -> list[dict[str, str]]:
+def _node_reason_rows(reasons: Mapping[str, str], called: str) -> list[dict[str, str]]:
     return [{"node_id": node_id, called: reason} for node_id, reason in reasons.items()]
 
 
@@ -308,7 +308,7 @@ class Account:
     lost: Mapping[str, int]  # numbers of losses by node id, largest first; not all are remembered
 
     @property
-    def losses(self) -> int:
+    def loss_count(self) -> int:
         """The number of losses."""
         return sum(self.reasons.values())
 
@@ -321,10 +321,10 @@ class Account:
             ("waiting for nodes", self.spent.waited),
         )
         shares = ", ".join(f"{name} {100 * part / self.seconds if self.seconds else 0:.1f} %" for name, part in parts)
-        losses = f"{self.losses} {'loss' if self.losses == 1 else 'losses'}" if self.losses else "no losses"
+        losses = f"{self.loss_count} {'loss' if self.loss_count == 1 else 'losses'}" if self.loss_count else "no losses"
         worst = [(node_id, count) for node_id, count in self.lost.items() if count > 1][:WORST_NAMED]
         named = "".join(f", {count} of {node_id}" for node_id, count in worst)
-        if self.losses == 1:
+        if self.loss_count == 1:
             named = "".join(f", of {node_id}" for node_id in self.lost)
         return f"{self.run_id}: {long_duration(self.seconds)}; {shares}; {losses}{named}"
 
@@ -336,7 +336,7 @@ class Account:
             "regrouping": self.spent.regrouped,
             "waiting": self.spent.waited,
             "rounds": self.rounds,
-            "losses": self.losses,
+            "losses": self.loss_count,
             "lost": dict(self.lost),
             "in_words": str(self),
         }
@@ -349,7 +349,7 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
         reasons["other"] = other
     lengths = round_lengths(history.chapters, now)
     for chapter, length in zip(history.chapters, lengths, strict=True):
-        if chapter is history.chapters[-1] and waited is not None and closing_incident(chapter) is None:
+        if chapter is history.chapters[-1] and waited is not None and find_closing_incident(chapter) is None:
             chapter = chapter.replace(short=max(chapter.short, waited))  # noqa: PLW2901
         total += time_spent(chapter, length)
         for one in chapter.incidents:
@@ -366,18 +366,18 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
     )
 
 
-def closing_incident(chapter: Chapter) -> Incident | None:
+def find_closing_incident(chapter: Chapter) -> Incident | None:
     """Return the incident by which the run was closed, if any."""
     return next((one for one in chapter.incidents if one.kind == "closed"), None)
 
 
 def round_lengths(chapters: Sequence[Chapter], now: float | None) -> list[float]:
     """Return each round's seconds until the next round, the closing, or `now`."""
-    lengths = [seconds_between_completions(*pair) for pair in pairwise(chapters)]
+    lengths = [round_interval_seconds(*pair) for pair in pairwise(chapters)]
     if chapters:
         last = chapters[-1]
         known = [one.after for one in last.incidents if one.after is not None]
-        closing = closing_incident(last)
+        closing = find_closing_incident(last)
         if closing is not None and closing.after is not None:
             length = closing.after
         else:

@@ -18,7 +18,7 @@ ARRIVALS_MOST = 1024  # the record of a round with more members does not list ar
 SINCE_MOST = 16  # node ids in each part of `Round.since`
 
 
-def rank_bucket_of(node_id: str, buckets: int) -> int:
+def bucket_with_rank_of(node_id: str, buckets: int) -> int:
     """Return the number of the bucket with a node's rank, the same on every machine."""
     return zlib.crc32(node_id.encode()) % buckets
 

@@ -12,12 +12,12 @@ from rdzv.core.absent import LOST, NAMED_OF_MANY, AbsenceReport, Missing
 from rdzv.core.stopping import Resized
 from rdzv.core.stored import Prose, Stored, pack, unpack
 from rdzv.errors import RendezvousStateError
-from store.printable import in_words
+from store.printable import time_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rdzv.core.questions import Question
+    from rdzv.core.questions import OperatorQuestion
     from rdzv.core.round import Round
     from rdzv.core.stopping import Stop
     from store.messages import Cause
@@ -142,9 +142,9 @@ class Ban(Stored, kw_only=True):
     seen_at: float = 0.0  # when this node received the ban, on its clock
 
     def __str__(self) -> str:
-        span = "" if self.lasts is None else f" for {in_words(self.lasts)}"
+        span = "" if self.lasts is None else f" for {time_text(self.lasts)}"
         if self.ends_in is not None:
-            span = f" for {in_words(self.ends_in)} more"
+            span = f" for {time_text(self.ends_in)} more"
         terms = f"{f' by {self.by}' if self.by else ''}{span}"
         where = f", as all nodes with {self.where}{',' if terms else ''}" if self.where else ""
         return f"banned{where}{terms}{f': {self.reason}' if self.reason else ''}"
@@ -268,7 +268,7 @@ class Head:
     stop: Stop | None = None
     drains: Mapping[str, AnnouncedDrain] = field(default_factory=lambda: MappingProxyType({}))
     resized: Resized | None = None
-    questions: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))
+    questions: Mapping[str, OperatorQuestion] = field(default_factory=lambda: MappingProxyType({}))
     lost_store: LostStore | None = None
     lost_store_at: float = 0.0  # when this node received `lost_store`, on its clock
     lost_store_told: int = 0  # the revision at which `lost_store` was written
@@ -295,7 +295,7 @@ class NodesWaiting:
 
 
 @dataclass(frozen=True, slots=True)
-class NodesGone:
+class NodesLostOrLeft:
     """The members that have gone since the round completed; at most 64 are named."""
 
     count: int
@@ -304,13 +304,13 @@ class NodesGone:
     reasons: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
-class NodesLost(NodesGone):
+class NodesLost(NodesLostOrLeft):
     """The members that have died."""
 
     __slots__ = ()
 
 
-class NodesLeft(NodesGone):
+class NodesLeft(NodesLostOrLeft):
     """The members that have left."""
 
     __slots__ = ()

@@ -5,7 +5,7 @@ the members agree on a step: the largest step that any member has begun, plus on
 
     coordinator: a node must join or leave       >  writes the question: which is the largest step you have begun?
     member:      its node sees the question      >  answers; the member begins no further step before the decision
-    coordinator: every live member has answered  >  writes the decision: all leave before step `agreed_step`
+    coordinator: every live member has answered  >  writes the decision: all leave before step `agreed_stop_step`
 
 The node's thread answers at once, while the member computes in its own thread. The two threads share a `StepGate`. No
 member may begin a step beyond the one in its answer. So both threads write first and then read: the member writes its
@@ -82,7 +82,7 @@ class BegunStep(Stored, kw_only=True):
     step: int | None
 
 
-def agreed_step(answers: Mapping[str, int | None]) -> int | None:
+def agreed_stop_step(answers: Mapping[str, int | None]) -> int | None:
     """Return the step before which all leave; None: at once, as no answer has a step."""
     begun = [step for step in answers.values() if step is not None]
     return max(begun) + 1 if begun else None
@@ -147,7 +147,7 @@ class StopNegotiation:
         answers = {who: begun.step for who, begun in tuple(self._answers.items()) if begun.round == round}
         if not self.has_read_all or any(node_id not in answers for node_id in members):
             return None
-        step = agreed_step(answers)
+        step = agreed_stop_step(answers)
         if closing and (None in answers.values() or some_have_gone):
             step = None
         why, for_newcomers = (why, False) if better else (standing.why, standing.for_newcomers)
@@ -192,12 +192,12 @@ class StepGate:
         return self.begun is not None and self.begun >= self.stop
 
     @property
-    def is_awaited(self) -> bool:
+    def is_waited_for(self) -> bool:
         """True if the other members wait for this member in a step before the agreed step."""
         return self.stop is not None and not self.is_at_stop
 
     @property
-    def finished(self) -> int | None:
+    def last_finished_step(self) -> int | None:
         """The last step that this member has finished: -1 without any; None before `begin_step`."""
         if self.refused is not None:
             return max(self.refused - 1, -1)
@@ -208,7 +208,7 @@ class StepGate:
         if not self.at_end:
             self.refused = self.begun
 
-    def finish(self) -> None:
+    def note_body_end(self) -> None:
         """Record the body's end."""
         self.at_end = True
 

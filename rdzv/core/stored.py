@@ -35,7 +35,7 @@ T = TypeVar("T")
 PROSE_BYTES_MOST: Final = 2000  # limit of one text, as every node may receive it
 
 
-def fit_text(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
+def fit_bytes(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
     """Return the text in valid UTF-8, cut to at most `most` bytes."""
     if len(text) <= most and text.isascii():
         return text
@@ -43,14 +43,14 @@ def fit_text(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
 
 
 def checked_text(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> str:
-    """Return a user's text as `fit_text` does; raise `RendezvousSettingsError` if it is no string."""
+    """Return a user's text as `fit_bytes` does; raise `RendezvousSettingsError` if it is no string."""
     if not isinstance(given, str):
         raise RendezvousSettingsError(f"{name}={brief(given)} must be text (str)")
-    return fit_text(given, most=most)
+    return fit_bytes(given, most=most)
 
 
-Prose = Annotated[str, ConvertedText(fit_text)]
-"""The type of a text field, which `fit_text` cuts."""
+Prose = Annotated[str, ConvertedText(fit_bytes)]
+"""The type of a text field, which `fit_bytes` cuts."""
 
 
 class Stored(Record):
@@ -99,7 +99,7 @@ def _stored_fields(kind: type[Stored]) -> list[tuple[int, str, object]]:
 
 
 @functools.cache
-def _outside_field_places(kind: type[Stored]) -> list[tuple[int, str]]:
+def _unstored_field_places(kind: type[Stored]) -> list[tuple[int, str]]:
     return [(place, name) for place, name in enumerate(kind.fields) if name in kind.outside]
 
 
@@ -117,7 +117,7 @@ def _row_of_plain(kind: type[Stored], plain: Any, outside: dict[str, object]) ->
             return plain
         if len(plain) >= len(inside):
             del plain[len(inside) :]  # values that a later release has added
-            for place, name in _outside_field_places(kind):
+            for place, name in _unstored_field_places(kind):
                 plain.insert(place, outside[name])
             return plain
         plain = {name: one for (_, name, _), one in zip(inside, plain, strict=False)}  # an earlier release writes fewer

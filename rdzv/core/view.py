@@ -173,7 +173,7 @@ class View:
         return self._count_gone_members(left=True)
 
     @property
-    def why(self) -> dict[str, str]:
+    def why_gone(self) -> dict[str, str]:
         """The known reasons why members have gone."""
         return {node_id: one.why for node_id, one in self._missed.items() if one.why}
 
@@ -278,7 +278,7 @@ class View:
         self._stuck.clear()
         self.standstill, self.left_early = "", False
         self.enough_since = self._inherited = None
-        waiting = self._all_waiting()
+        waiting = self._all_waiting_records()
         self._clear_waiting()
         for record in waiting:
             self._add_record(record)
@@ -353,7 +353,7 @@ class View:
         for place in (self.waiting, self.left_out, self.gave_up, self._cut_off):
             place.clear()
 
-    def _all_waiting(self) -> list[NodeRecord]:
+    def _all_waiting_records(self) -> list[NodeRecord]:
         return sorted((*self.waiting.values(), *self.left_out.values()), key=lambda record: record.arrival)
 
     def _leave_out_unreached(self) -> None:
@@ -363,7 +363,7 @@ class View:
         if len(self.waiting) + len(self.left_out) - len(cut_off) + len(self.live) < self._needed:
             cut_off = set()
         if cut_off != self.left_out.keys():
-            everyone = self._all_waiting()
+            everyone = self._all_waiting_records()
             self.waiting = {one.node_id: one for one in everyone if one.node_id not in cut_off}
             self.left_out = {one.node_id: one for one in everyone if one.node_id in cut_off}
 
@@ -387,7 +387,7 @@ class View:
             self.enough_since = now
 
 
-class CommitObstacle(NamedTuple):
+class CommitRejection(NamedTuple):
     """The error by which the store rejected a round; no round is committed before `until`."""
 
     until: float
@@ -404,4 +404,4 @@ class Picture:
     told_at: float = 0.0  # when `told` was written
     resized_at: int = 0  # the revision of the last applied resize
     unbanned_at: int = 0  # the revision of the last lifted ban in the history
-    obstacle: CommitObstacle | None = None
+    obstacle: CommitRejection | None = None

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rdzv.core.absent import node_label
-from rdzv.core.report import closing_incident, long_duration, round_lengths
+from rdzv.core.report import find_closing_incident, long_duration, round_lengths
 from store.printable import plural
 
 if TYPE_CHECKING:
@@ -71,18 +71,18 @@ def history_as_json(run_id: str, history: History, cost: Account) -> dict[str, A
         "cost": cost.as_json(),
         "forgotten": {"rounds": history.past.rounds, "since": history.past.since},
         "rounds": [
-            _fields_as_json(chapter, without=("node_ids", "reached_at"))
+            _history_item_as_json(chapter, without=("node_ids", "reached_at"))
             | {
                 "members": list(chapter.node_ids),
                 "addresses": chapter.addresses,
-                "incidents": [_fields_as_json(one) for one in chapter.incidents],
+                "incidents": [_history_item_as_json(one) for one in chapter.incidents],
             }
             for chapter in history.chapters
         ],
     }
 
 
-def _fields_as_json(noun: Record, *, without: Collection[str] = ()) -> dict[str, Any]:
+def _history_item_as_json(noun: Record, *, without: Collection[str] = ()) -> dict[str, Any]:
     values = {name: getattr(noun, name) for name in noun.fields if name not in without}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -115,7 +115,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
 
     for chapter, length in zip(history.chapters, round_lengths(history.chapters, now), strict=True):
         gone = {node_id: one for one in chapter.incidents if one.kind in ("lost", "left") for node_id in one.node_ids}
-        stopped = min(_round_uptime(chapter, length), length)
+        stopped = min(_uptime_seconds(chapter, length), length)
         text = f"round {chapter.number}: {plural(chapter.size)}"
         bands.append((*_new_span("round", began, stopped, text), chapter.number, chapter.size))
         if length > stopped:
@@ -138,7 +138,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
                 rows.setdefault(node_id, []).append(_new_span("round", began, ends[node_id], f"round {chapter.number}"))
             away[node_id] = one.kind, began + ends[node_id], one.reason
         began += length
-        closing = closing_incident(chapter)
+        closing = find_closing_incident(chapter)
         if closing is not None:
             bands.append(_new_span("closed", began, 0.0, f"closed {closing.reason}".rstrip()))
     for node_id in list(away):
@@ -163,7 +163,7 @@ def _new_span(kind: str, began: float, seconds: float, text: str) -> TimelineSpa
     return TimelineSpan(kind, round(began, 3), round(max(seconds, 0.0), 3), text)
 
 
-def _round_uptime(chapter: Chapter, length: float) -> float:
+def _uptime_seconds(chapter: Chapter, length: float) -> float:
     """Return the seconds until the round stopped or lost its first member; `length` if neither is known."""
     gone = [one.after for one in chapter.incidents if one.kind in ("lost", "left") and one.after is not None]
     return min([length, *([] if chapter.stopped is None else [chapter.stopped]), *gone])

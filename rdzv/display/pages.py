@@ -14,10 +14,8 @@ SCRIPTS = ("text", "states", "data", "map", "rounds", "page")  # each script nee
 
 def live_page() -> str:
     """Return the page that follows the runs of a store, as one file."""
-    script = "\n".join(_page_file(f"page/{name}.js") for name in SCRIPTS)
-    return (
-        _page_file("page/page.html").replace("/*page.css*/", _page_file("page/page.css")).replace("/*SCRIPT*/", script)
-    )
+    script = "\n".join(_read(f"page/{name}.js") for name in SCRIPTS)
+    return _read("page/page.html").replace("/*page.css*/", _read("page/page.css")).replace("/*SCRIPT*/", script)
 
 
 def timeline_page(shown: dict[str, Any], cost: Account) -> str:
@@ -25,8 +23,8 @@ def timeline_page(shown: dict[str, Any], cost: Account) -> str:
     data = json.dumps({"timeline": shown, "cost": str(cost)})
     # Escape "<", so that no text in the data can end the script element.
     data = data.replace("<", "\\u003c")
-    return _page_file("timeline.html").replace("/*TIMELINE*/", _page_file("timeline.js")).replace("/*DATA*/", data)
+    return _read("timeline.html").replace("/*TIMELINE*/", _read("timeline.js")).replace("/*DATA*/", data)
 
 
-def _page_file(name: str) -> str:
+def _read(name: str) -> str:
     return resources.files("rdzv.display").joinpath(name).read_text(encoding="utf-8")

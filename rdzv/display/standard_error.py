@@ -17,7 +17,7 @@ BYTES_MOST: Final = 2**20  # pending bytes, at most; further lines are counted a
 AT_EXIT: Final = 2.0  # seconds at exit to write the pending lines
 
 
-class _LineWriter:
+class _NonBlockingWriter:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting = bytearray()
@@ -43,7 +43,7 @@ class _LineWriter:
                     self._write_pending()
             self._changed.notify_all()
 
-    def flush(self, within: float) -> None:
+    def wait_until_written(self, within: float) -> None:
         until = time.monotonic() + within
         with self._changed:
             while (self._waiting or self._is_writing) and not self._is_stuck:  # after one timeout, return at once
@@ -82,12 +82,12 @@ def write_all(file: int, data: bytes) -> None:
             writable.poll()
 
 
-_lines = _LineWriter()
+_lines = _NonBlockingWriter()
 
 
 def _renew_line_writer() -> None:
     global _lines
-    _lines = _LineWriter()
+    _lines = _NonBlockingWriter()
 
 
 os.register_at_fork(after_in_child=_renew_line_writer)
@@ -106,7 +106,7 @@ def say_error(line: str) -> None:
 
 def flush_standard_error(within: float = AT_EXIT) -> None:
     """Wait until all lines of `say_error` are written, at most `within` seconds."""
-    _lines.flush(within)
+    _lines.wait_until_written(within)
 
 
 atexit.register(flush_standard_error)

@@ -14,7 +14,7 @@ from rdzv.core.absent import node_label
 from rdzv.core.report import count_states, node_states, pace_of_run, run_state, status_as_of
 from rdzv.display.history import utc_time
 from store.net.address import join_host_port
-from store.printable import abbreviate, in_words, printable
+from store.printable import printable, short_names, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +81,9 @@ def problem_lines(status: RunStatus) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for node_id, reason in status.refused.items():
         by_reason.setdefault(reason, []).append(node_id)
-    lines.extend(f"    refused  {abbreviate(node_ids, NAMED_MOST)}: {reason}" for reason, node_ids in by_reason.items())
+    lines.extend(
+        f"    refused  {short_names(node_ids, NAMED_MOST)}: {reason}" for reason, node_ids in by_reason.items()
+    )
     for node_id in status.waiting:
         kind = "spare" if node_id in status.spares else "waiting"
         lines.append(f"  {kind:>9}  {_node_name(status, node_id)}{_arrival_text(status, node_id)}")
@@ -111,14 +113,14 @@ def _step_text(status: RunStatus, node_id: str) -> str:
     if steps.step is None:
         return f"  no step yet{busy}"
     rate = f", {steps.rate:.3g}/s" if steps.rate else ""
-    return f"  step {steps.step:,}, {in_words(steps.age)} ago{rate}{busy}"
+    return f"  step {steps.step:,}, {time_text(steps.age)} ago{rate}{busy}"
 
 
 def _wait_text(status: RunStatus, node_id: str) -> str:
     if node_id not in status.awaits:
         return ""
     key, seconds = status.awaits[node_id]
-    return f"  waits {in_words(seconds)} in the round's store{key and f', for {key}'}"
+    return f"  waits {time_text(seconds)} in the round's store{key and f', for {key}'}"
 
 
 def _arrival_text(status: RunStatus, node_id: str) -> str:
@@ -135,7 +137,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopState:
+class TopData:
     """The contents of a screen. Times are in seconds."""
 
     status: RunStatus
@@ -145,11 +147,11 @@ class TopState:
     answers_in: float = 0.0  # the duration of the last round trip to the store
 
 
-def draw_screen(frame: TopState, *, height: int) -> list[Line]:
+def screen_lines(frame: TopData, *, height: int) -> list[Line]:
     """Return the screen's lines; the caller crops those beyond `height`."""
     status = status_as_of(frame.status, frame.read_ago, reason=frame.status.reason)
     first, *rest = summary_lines(status)
-    lines = [_store_line(frame), Line(first, "bad" if status.missing_count else "good" if status.members else "")]
+    lines = [_answer_time_line(frame), Line(first, "bad" if status.missing_count else "good" if status.members else "")]
     lines += map(Line, rest)
     if frame.cost is not None:
         lines.append(Line(str(frame.cost), "soft"))
@@ -162,8 +164,8 @@ def draw_screen(frame: TopState, *, height: int) -> list[Line]:
     return [line._replace(text=printable(line.text)) for line in lines]
 
 
-def _store_line(frame: TopState) -> Line:
+def _answer_time_line(frame: TopData) -> Line:
     if frame.silent_for is not None:
-        text = f"the store has not answered for {in_words(frame.silent_for)}; what follows is as it was before"
+        text = f"the store has not answered for {time_text(frame.silent_for)}; what follows is as it was before"
         return Line(text, "bad")
     return Line(f"the store answers in {frame.answers_in * 1000:.1f} ms; q quits", "soft")

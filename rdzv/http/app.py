@@ -19,7 +19,7 @@ from rdzv.display.pages import live_page
 from rdzv.http.access_rules import access_rules_for
 from rdzv.http.listening import health, serve_routes
 from rdzv.http.metrics import CONTENT_TYPE, StoreMetrics
-from rdzv.http.run_reader import SPACED, RunReader, connect_in_process
+from rdzv.http.run_reader import SPACED, RunReader, connect_to_own_store
 from rdzv.node.link.wakeup import Wakeup
 from store.net.address import join_host_port
 from store.net.tasks import cancel_and_wait
@@ -48,7 +48,7 @@ async def serve(
 ) -> AsyncIterator[str]:
     """Serve HTTP, with the store's token and TLS, for the runs whose keys begin with `prefix`; yield the URL."""
     host, door = access_rules_for(host, token=token, secure=tls is not None, insecure=insecure)
-    async with connect_in_process(server, token=token) as client:
+    async with connect_to_own_store(server, token=token) as client:
         site = _MonitoringPages(server, RunReader(client, prefix=prefix))
         measuring = asyncio.create_task(site.metrics.process.measure_loop_lag(), name="measure the loop's lag")
         try:
@@ -67,7 +67,7 @@ class _MonitoringPages:
         self.runs = runs
         self.metrics = StoreMetrics()
         self.leaving: bool = False  # True: end the streams of events to pages
-        server.on_request(self.metrics.observe_request)
+        server.add_request_callback(self.metrics.observe_request)
         self._listeners = 0
         self._page = live_page()
         self._policy = security_policy_of(self._page)
@@ -118,7 +118,7 @@ class _MonitoringPages:
         try:
             await response.prepare(request)
             before, loop = None, asyncio.get_running_loop()
-            with self.runs.followed.listeners.listening(wakeup := Wakeup()):
+            with self.runs.followed.listeners.subscribed(wakeup := Wakeup()):
                 while not self.leaving:
                     now = await self._current_page_state(request.query.get("run", ""))
                     # Write even without changes: a page takes a silent store for lost; a failed write ends this loop.

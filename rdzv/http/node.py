@@ -44,8 +44,8 @@ async def serve_node(
     metrics = _NodeMetrics(node)
     node.listeners.add(metrics)
     try:
-        with node.listeners.listening(wakeup := Wakeup()):
-            while not (node.joining or node.membership is not None):
+        with node.listeners.subscribed(wakeup := Wakeup()):
+            while not (node.is_joining or node.membership is not None):
                 await wakeup.sleep_until(None)
         async with contextlib.AsyncExitStack() as stack:
             serving = serve_routes(metrics.routes(), door, make_connection_table(), host, port, tls)
@@ -94,7 +94,7 @@ class _NodeMetrics:
         if membership is not None:
             self._count_round(membership)
         is_member = membership is not None and membership.over is None
-        self._doing = JOINING if node.joining else IN_ROUND if is_member else OUTSIDE
+        self._doing = JOINING if node.is_joining else IN_ROUND if is_member else OUTSIDE
 
     def _count_round(self, membership: Membership) -> None:
         if membership is not self._membership:
@@ -119,7 +119,10 @@ class _NodeMetrics:
             "round": ("The last round that the node was in.", None if membership is None else membership.round.number),
             "rank": ("Its rank there.", None if membership is None else membership.rank),
             "world_size": ("How many members that round had.", None if membership is None else membership.round.size),
-            "step": ("The last step that it has begun there.", None if membership is None else membership.beats.step),
+            "step": (
+                "The last step that it has begun there.",
+                None if membership is None else membership.beats.last_step,
+            ),
             "waiting_nodes": ("Nodes that a regroup now would admit.", None if progress is None else progress.waiting),
             "missing_nodes": ("Nodes that are missing.", None if progress is None else progress.absent.count),
             "coordinates": ("1 while it decides for the run.", coordinates),

@@ -16,10 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rdzv.core.keys import Keys
-from rdzv.core.report import report
+from rdzv.core.report import status_json
 from rdzv.display.history import history_text
 from rdzv.node.link.followed_runs import FollowedRuns
-from rdzv.node.run.status import read_history, read_run_clock, read_usage
+from rdzv.node.run.status import read_history, read_run_time, read_usage
 from store import Client
 from store.net.tasks import run_together
 
@@ -47,7 +47,7 @@ class NoSuchRun(Exception):
 
 
 @contextlib.asynccontextmanager
-async def connect_in_process(server: Server, *, token: Secret) -> AsyncIterator[Client]:
+async def connect_to_own_store(server: Server, *, token: Secret) -> AsyncIterator[Client]:
     """Connect a client to a store's server in this process, without port and TLS."""
 
     async def dial_in_process(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
@@ -147,7 +147,11 @@ class RunReader:
     async def _read_report(self, run_id: str) -> dict[str, Any]:
         run = await self.followed.follow_and_refresh(run_id)
         status, history = run.current_status()
-        return {**report(status), "history": history_text(history)[-HISTORY_LINES:], "cost": run.account().as_json()}
+        return {
+            **status_json(status),
+            "history": history_text(history)[-HISTORY_LINES:],
+            "cost": run.account().as_json(),
+        }
 
     async def page_state(self, run_id: str) -> dict[str, Any] | None:
         """Return one run for the page, without values that time alone changes; None if the run does not exist."""
@@ -162,7 +166,7 @@ class RunReader:
         """Return a run's history and the present time on its clock; raise `NoSuchRun` if the run does not exist."""
         await self._check_run_exists(run_id)
         keys = Keys(self._prefix, run_id)
-        return await read_history(self.client, keys), await read_run_clock(self.client, keys)
+        return await read_history(self.client, keys), await read_run_time(self.client, keys)
 
     async def _check_run_exists(self, run_id: str) -> None:
         if not await self.client.count(Keys(self._prefix, run_id).root):

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RoundChanged, mark_run
-from rdzv.loop.member import HAS_FAILED, BodyCalls, LoopOptions, MemberOfRound, RoundLoop
+from rdzv.loop.member import HAS_FAILED, LoopOptions, MemberOfRound, MethodsForBody, RoundLoop
 from store.calls import blocking, run_synchronously
 from store.net.threads import Flag
 
@@ -30,7 +30,7 @@ def iterate_rounds(
     make: Callable[..., SomeRound], connecting: AbstractContextManager[Handler], options: LoopOptions
 ) -> Generator[SomeRound, None, None]:
     """Yield a run's rounds, made by `make`; enter the context of the handler, and leave it in the end."""
-    return _RoundGenerator(_iterate_rounds(make, connecting, options))
+    return _RoundGenerator(_blocking_rounds(make, connecting, options))
 
 
 class _RoundGenerator(Generator[SomeRound, None, None]):
@@ -52,7 +52,7 @@ class _RoundGenerator(Generator[SomeRound, None, None]):
         return self._rounds.throw(*args)
 
 
-def _iterate_rounds(
+def _blocking_rounds(
     make: Callable[..., SomeRound], connecting: AbstractContextManager[Handler], options: LoopOptions
 ) -> Generator[SomeRound, None, None]:
     with connecting as handler:
@@ -79,10 +79,10 @@ class Round(MemberOfRound):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if error is None:
-            self.gate.finish()
+            self.gate.note_body_end()
         return run_synchronously(self._handle_body_end(error))
 
-    def _end_body(self, ending: Ending) -> None:
+    def _interrupt_body(self, ending: Ending) -> None:
         """End waits in the round's store, except after an agreement to leave: awaited keys may never come."""
         if ending.is_abrupt:
             self.store.end_waits()
@@ -97,11 +97,11 @@ class Round(MemberOfRound):
         raise mark_run(self.run_id, RoundChanged(f"{self!r} is over: {why}"))
 
     @property
-    def _async_view(self) -> BodyCalls:
-        return cast("BodyCalls", self)  # this object has all methods that `BodyCalls` needs
+    def _async_view(self) -> MethodsForBody:
+        return cast("MethodsForBody", self)  # this object has all methods that `MethodsForBody` needs
 
-    check = blocking(BodyCalls.check)
-    keep = blocking(BodyCalls.keep)
-    restore = blocking(BodyCalls.restore)
-    accuse = blocking(BodyCalls.accuse)
-    participants = blocking(BodyCalls.participants)
+    check = blocking(MethodsForBody.check)
+    keep = blocking(MethodsForBody.keep)
+    restore = blocking(MethodsForBody.restore)
+    accuse = blocking(MethodsForBody.accuse)
+    participants = blocking(MethodsForBody.participants)

@@ -104,7 +104,7 @@ class RoundLoop(Generic[SomeRound]):
                 return None
             await self._give_up_without_progress()
             round = self._make(self._handler, info, self)
-            if await round.begin():
+            if await round.prepare():
                 self.last = round
                 return round
             await self._record_progress(round)
@@ -123,8 +123,8 @@ class RoundLoop(Generic[SomeRound]):
         before = max(self._finished, -1 if round.newest is None else round.newest[1])
         if progress is not None:
             self._finished = as_step(progress(), "progress()")
-        elif gate.finished is not None:
-            self._finished = gate.finished
+        elif gate.last_finished_step is not None:
+            self._finished = gate.last_finished_step
         achieved = round.monitor.membership.beats.has_progressed or (progress is not None and self._finished > before)
 
         def count_round(tally: bytes) -> bytes:
@@ -132,13 +132,13 @@ class RoundLoop(Generic[SomeRound]):
 
         if self.options.no_progress:
             with contextlib.suppress(RendezvousError):  # if the store stays unreachable, `next_rendezvous` raises
-                await await_if_async(self._handler.change_tally(count_round))
+                await await_if_async(self._handler.change_counts(count_round))
 
     async def _give_up_without_progress(self) -> None:
         """Give the run up if too many rounds in a row failed without a finished step."""
         if not self.options.no_progress:
             return
-        value = await await_if_async(self._handler.change_tally(bytes))  # `bytes` returns the tally unchanged
+        value = await await_if_async(self._handler.change_counts(bytes))  # `bytes` returns the tally unchanged
         fruitless = RunCounts.of(value).fruitless
         if fruitless < self.options.no_progress:
             return
@@ -219,9 +219,9 @@ class MemberOfRound(NotPicklable, ABC):
         self._is_entered = False
         self._misuse: RendezvousStateError | None = None  # set if the loop continued before this block was left
         waits = loop.options.on_waiting == "wait"
-        self.monitor: RoundMonitor = RoundMonitor(node, membership, self._end_body, lets_newcomers_wait=waits)
+        self.monitor: RoundMonitor = RoundMonitor(node, membership, self._interrupt_body, lets_newcomers_wait=waits)
 
-    async def begin(self) -> bool:
+    async def prepare(self) -> bool:
         """Prepare the round before the loop yields it (torch: a process group); return False if the round has ended."""
         return True
 
@@ -259,11 +259,11 @@ class MemberOfRound(NotPicklable, ABC):
         return Busy(self._node, self._membership, SECONDS.read(seconds), what)
 
     @abstractmethod
-    def _end_body(self, ending: Ending) -> None:
+    def _interrupt_body(self, ending: Ending) -> None:
         """End the body's work, by cancellation or by errors of its waits; called in the node's thread."""
 
     async def _release_resources(self) -> None:
-        """Release the preparations of `begin` at the round's end, also if cancelled; may be called twice."""
+        """Release the preparations of `prepare` at the round's end, also if cancelled; may be called twice."""
 
     async def _handle_body_end(self, error: BaseException | None) -> bool:
         """Act on the body's end; return True to swallow its error. A `GiveUp` in an error group is raised alone."""
@@ -291,7 +291,7 @@ class MemberOfRound(NotPicklable, ABC):
         return f"<round {self.number} of run {self.run_id}: rank {self.rank} of {self.world_size}>"
 
 
-class BodyCalls(MemberOfRound):
+class MethodsForBody(MemberOfRound):
     """The methods that a round's body calls. In the blocking twin they never suspend, and become plain methods."""
 
     @abstractmethod
@@ -324,7 +324,7 @@ class BodyCalls(MemberOfRound):
             if self.gate.decided:  # the members agreed on a stop before the round ended otherwise
                 if not (self.gate.must_leave(step) or self.monitor.has_ended_abruptly):
                     return
-                self.monitor.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
+                self.monitor.note_ending(Ending(kind=EndKind.AGREED, reason=self.gate.why))
         self.gate.refused = as_step(step)
         await self._leave_body()
 

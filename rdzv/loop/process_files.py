@@ -33,7 +33,7 @@ def follow_step_files(handler: NodeView, folder: Path) -> None:
     """Read the steps of a node's processes in a folder until the node's round is over; thread-safe."""
     node, membership = handler.own_node, handler.membership
     if membership is not None:
-        handler.start(_note_steps(node, membership, folder))
+        handler.spawn(_note_process_steps(node, membership, folder))
 
 
 def clear_step_folder(folder: Path) -> None:
@@ -45,31 +45,31 @@ def clear_step_folder(folder: Path) -> None:
                 path.unlink()
 
 
-def note_steps_now(membership: Membership, folder: Path) -> None:
+def note_slowest_step(membership: Membership, folder: Path) -> None:
     """Read and record the step of a node's processes now."""
-    step = _slowest_step(folder)
+    step = _lowest_step(folder)
     if step is not None:
         membership.beats.beat(step)
 
 
-async def _note_steps(node: Node, membership: Membership, folder: Path) -> None:
+async def _note_process_steps(node: Node, membership: Membership, folder: Path) -> None:
     while membership.over is None:
-        step = await node.loop.run_in_thread(lambda: _slowest_step(folder))  # a disk that hangs must not block the node
+        step = await node.loop.run_in_thread(lambda: _lowest_step(folder))  # a disk that hangs must not block the node
         if step is not None:
             membership.beats.beat(step)
         await anyio.sleep(LOOKS_EVERY)
 
 
-def _slowest_step(folder: Path) -> int | None:
+def _lowest_step(folder: Path) -> int | None:
     steps = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             with contextlib.suppress(OSError, ValueError, TypeError):  # skip a file being written
-                steps.append(as_step(int(_read_start(path, DIGITS_MOST))))
+                steps.append(as_step(int(_read_file_start(path, DIGITS_MOST))))
     return min(steps, default=None)
 
 
-def _read_start(path: str | Path, most: int) -> bytes:
+def _read_file_start(path: str | Path, most: int) -> bytes:
     # Do not block on a pipe without a writer.
     with open(path, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         return file.read(most)
@@ -78,7 +78,7 @@ def _read_start(path: str | Path, most: int) -> bytes:
 def read_exception_line(file: str | Path) -> str:
     """Return the first line of a process's exception, as `@record` wrote it; "" if its error file has none."""
     try:
-        message = json.loads(_read_start(file, ERROR_BYTES_MOST))["message"]
+        message = json.loads(_read_file_start(file, ERROR_BYTES_MOST))["message"]
         text = message["message"] if isinstance(message, dict) else message
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""

@@ -113,15 +113,17 @@ class RoundMonitor:
         """Check whether the round has ended; thread-safe."""
         ending = None if self.has_ended_abruptly else self._find_ending()
         if ending is not None:
-            self.end(ending)
-        if self.phase is WorkPhase.FAILED and self._have_others_arrived():
+            self.note_ending(ending)
+        if self.phase is WorkPhase.FAILED and self._have_others_rejoined():
             self._cancel_wait()
 
-    def end(self, ending: Ending) -> None:
+    def note_ending(self, ending: Ending) -> None:
         """Record the first ending, or a later one that replaces an agreement to leave. Thread-safe."""
         if self._record_ending(ending):
             self.on_end(ending)
-            if self.phase is not WorkPhase.AT_WORK:  # after the work, `end` runs in the node's thread, as the wait does
+            if (
+                self.phase is not WorkPhase.AT_WORK
+            ):  # after the work, `note_ending` runs in the node's thread, as the wait does
                 self._cancel_wait()
 
     def _record_ending(self, ending: Ending) -> bool:
@@ -162,7 +164,7 @@ class RoundMonitor:
             return Ending(kind=EndKind.LEFT, reason="left: a member meets again, and all had not agreed to")
         return None
 
-    def _have_others_arrived(self) -> bool:
+    def _have_others_rejoined(self) -> bool:
         """Return True if all other members have arrived for the next round: then none of them has died."""
         progress = self.membership.progress
         return progress is not None and progress.live <= 1 and not (progress.lost or progress.departed)
@@ -191,7 +193,7 @@ class RoundMonitor:
         """
         verdict = find_give_up_error(failure)
         if verdict is not None:
-            await in_node(self._give_up(verdict))
+            await in_node(self._give_up_run(verdict))
             return NextAction.GIVE_UP
         if failure is None:
             if self.ending is None:
@@ -204,7 +206,7 @@ class RoundMonitor:
             self.notify()  # look again: the node may read of a loss only after the work has failed
             if self.ending is None:  # the node has not read of the end yet, or the error is of another round
                 self._record_ending(Ending(kind=EndKind.DROPPED, reason=str(failure)))
-                if self.membership.gate.is_awaited:
+                if self.membership.gate.is_waited_for:
                     # Others wait for this member in a step. Report a departure: an arrival alone means an agreed stop.
                     await in_node(self._leave())
             return NextAction.MEET_AGAIN
@@ -217,11 +219,11 @@ class RoundMonitor:
 
     async def _leave(self) -> None:
         with contextlib.suppress(RendezvousError):  # if the store cannot be reached, this member's lease expires
-            await self.node.loop.start(verbs.leave(self.node))
+            await self.node.loop.spawn(verbs.leave(self.node))
 
-    async def _give_up(self, verdict: GiveUp) -> None:
+    async def _give_up_run(self, verdict: GiveUp) -> None:
         try:
-            await self.node.loop.start(verbs.give_up(self.node, verdict.reason, status=verdict.status))
+            await self.node.loop.spawn(verbs.give_up(self.node, verdict.reason, status=verdict.status))
         except RendezvousError as error:  # this member gives up even if the others cannot be told
             self._log_warning(f"the others could not be told that the run is given up: {error}")
 
@@ -231,8 +233,8 @@ class RoundMonitor:
         If this member cannot report that it has finished, return, so that it meets again with the others.
         """
         self.phase = WorkPhase.AT_END
-        self.membership.beats.finish()  # no member expects more steps of this member
-        self.membership.gate.finish()
+        self.membership.beats.finish_all_steps()  # no member expects more steps of this member
+        self.membership.gate.note_body_end()
         self.notify()
         try:
             with anyio.CancelScope() as self._awaits:
@@ -250,7 +252,7 @@ class RoundMonitor:
             self.all_have_finished = count == self.membership.round.size
         if self.all_have_finished:
             # The node's loop completes the closing even if this caller is cancelled.
-            await self.node.loop.start(verbs.set_closed(self.node, self.finished))
+            await self.node.loop.spawn(verbs.set_closed(self.node, self.finished))
 
     async def _claim_failure(self, failure: BaseException | str) -> bool:
         """Report that this member has failed; return True if it has failed first, and is not the only member."""
@@ -268,7 +270,7 @@ class RoundMonitor:
     async def _wait_for_possible_loss(self) -> None:
         """Wait until a member's loss is known, or until any loss so far would be known."""
         settings = self.node.settings
-        on_etcd = settings.endpoint.info.family == "etcd"  # on etcd, only `ttl` ends a dead member's lease
+        on_etcd = settings.endpoint.scheme_info.family == "etcd"  # on etcd, only `ttl` ends a dead member's lease
         died_within = settings.ttl + ETCD_LATE if on_etcd else settings.disconnect_ttl
         left = loss_known_within(disconnect_ttl=died_within, ttl=settings.ttl, connected_for=self.node.connected_for)
         with anyio.CancelScope() as self._awaits:
@@ -286,7 +288,9 @@ class RoundMonitor:
     async def _open_shared_store(self) -> SharedStore:
         link, round = await self.node.get_session(), self.membership.round
         store = shared_store(self.node, self.membership, link.store)
-        store.prefix = self.node.keys.attempt(round.number, round.term)  # a full store reserves room for this prefix
+        store.prefix = self.node.keys.round_prefix(
+            round.number, round.term
+        )  # a full store reserves room for this prefix
         return store
 
     async def is_in_round(self) -> bool:
@@ -325,7 +329,7 @@ class RoundMonitor:
                 await anyio.sleep(LISTENS_AGAIN)
             else:
                 if how and name != self.node.node_id:
-                    self.end(Ending(kind=EndKind.FAILED, reason=f"{name}: {how}", node_ids=(name,)))
+                    self.note_ending(Ending(kind=EndKind.FAILED, reason=f"{name}: {how}", node_ids=(name,)))
                 return
 
 

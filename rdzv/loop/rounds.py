@@ -24,7 +24,7 @@ from anyio.lowlevel import checkpoint
 from rdzv.backends.builtin import create_handler
 from rdzv.config.config_errors import refuse, shown
 from rdzv.errors import RendezvousStateError, RoundChanged, mark_run
-from rdzv.loop.member import HAS_FAILED, BodyCalls, LoopOptions, OnWaiting, RoundLoop
+from rdzv.loop.member import HAS_FAILED, LoopOptions, MethodsForBody, OnWaiting, RoundLoop
 from rdzv.node.handler import Handler
 from rdzv.node.link.wakeup import ThreadSafeWakeup
 
@@ -122,7 +122,7 @@ async def _iterate_rounds(
         raise
 
 
-class Round(BodyCalls):
+class Round(MethodsForBody):
     """One round, for one of its members; made by `rounds`."""
 
     store: SharedStore
@@ -153,18 +153,18 @@ class Round(BodyCalls):
             if self._scope.cancel_called and isinstance(error, asyncio.CancelledError):
                 cancelled_by_us = body.cancelling() <= self._cancelled_before
         if error is None:
-            self.gate.finish()
+            self.gate.note_body_end()
         self._left.set()
         return await self._handle_body_end(None if cancelled_by_us else error)
 
-    def _end_body(self, _: Ending) -> None:
+    def _interrupt_body(self, _: Ending) -> None:
         with contextlib.suppress(RuntimeError):  # the body's loop is closed, so the body has ended
             self._loop.call_soon_threadsafe(self._scope.cancel)
 
     async def _wait_for_stop_decision(self) -> None:
         """Wait for the agreement on a stop: about a round trip, as nodes answer even while their members compute."""
         wakeup = ThreadSafeWakeup()
-        with self._membership.listeners.listening(wakeup):
+        with self._membership.listeners.subscribed(wakeup):
             while not (self.gate.decided or self.monitor.is_over):
                 await wakeup.sleep_until(None)
 

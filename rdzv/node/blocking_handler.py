@@ -76,7 +76,7 @@ class Handler(NodeView, RendezvousHandler):
         ticket = JoinHandle()
         joining: Call[Membership] | None = None
         try:
-            joining = self.start(node.next_rendezvous(ticket, self._make_health_check(node)))
+            joining = self.spawn(node.next_rendezvous(ticket, self._make_health_check(node)))
             return self._make_info(wait_for_result(joining))
         except BaseException:
             # `undo_join` undoes a call that a signal handler may have interrupted. A failed call has undone its work.
@@ -90,7 +90,7 @@ class Handler(NodeView, RendezvousHandler):
 
     def _abandon_join(self, node: Node, ticket: JoinHandle) -> None:
         with contextlib.suppress(RendezvousStateError):
-            self.start(node.undo_join(ticket))
+            self.spawn(node.undo_join(ticket))
 
     def _make_health_check(self, node: Node) -> Callable[[], Awaitable[str | None]] | None:
         check = node.settings.health_check
@@ -103,8 +103,8 @@ class Handler(NodeView, RendezvousHandler):
         if self._shared_client is not None:
             self._shared_client.close()
         shared, self._shared_client = self._inner.open_blocking_shared_store()
-        read_roster = functools.partial(self._roster, membership)
-        return RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
+        read_round_members = functools.partial(self._roster, membership)
+        return RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_round_members)
 
     def usable_node(self, name: str) -> Node:
         """Return the node; raise in a forked child, after closing, or if a third-party backend has no node."""
@@ -151,13 +151,13 @@ class Handler(NodeView, RendezvousHandler):
         wait_for_result(closing)
 
     def _begin_to_close(self) -> Call[None]:
-        closing = self._loop.start((self.node or self._inner).aclose())
-        closing.over.call(self._loop.leave)
+        closing = self._loop.spawn((self.node or self._inner).aclose())
+        closing.over.call(self._loop.stop_using)
         return closing
 
     def call(self, work: Awaitable[T], *, must_complete: bool = False) -> T:
         """Run work in the node's loop and wait for it. An interrupt cancels the work, unless `must_complete`."""
-        call = self.start(cast("Coroutine[Any, Any, T]", work))
+        call = self.spawn(cast("Coroutine[Any, Any, T]", work))
         try:
             return wait_for_result(call)
         except BaseException:
@@ -176,11 +176,11 @@ class Handler(NodeView, RendezvousHandler):
     restore = blocking_method(verbs.restore)
     accuse = blocking_method(verbs.accuse)
     all_here = blocking_method(verbs.all_here)
-    change_tally = blocking_method(verbs.change_tally)
+    change_counts = blocking_method(verbs.change_counts)
     store_host = blocking_method(verbs.store_host)
     ban = blocking_method(verbs.ban)
     unban = blocking_method(verbs.unban)
-    answer = blocking_method(verbs.answer)
+    answer_operator = blocking_method(verbs.answer_operator)
     status = blocking_method(verbs.status)
     account = blocking_method(verbs.account)
     history = blocking_method(verbs.history)

@@ -39,7 +39,7 @@ from store.net.tasks import running_loop
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 
-    from rdzv.core.questions import Question
+    from rdzv.core.questions import OperatorQuestion
     from rdzv.core.report import RunStatus
     from rdzv.shared_store.store import BlockingSharedStore
     from store import BlockingStore, Store
@@ -96,11 +96,11 @@ class Handler(NodeView, RendezvousHandler):
         if self._pid != os.getpid():
             return  # the node belongs to the parent process
         try:
-            closing = self.node.loop.start(self.node.aclose())
-            withdrawn = self.node.loop.start(self.node.withdrawn.wait())
+            closing = self.node.loop.spawn(self.node.aclose())
+            withdrawn = self.node.loop.spawn(self.node.withdrawn.wait())
         except RendezvousStateError:
             return  # the handler is closed, and its node thread has ended
-        closing.over.call(self.node.loop.leave)  # then leave the loop
+        closing.over.call(self.node.loop.stop_using)  # then leave the loop
         try:
             await self._close_shared_store(withdrawn, closing)
         except asyncio.CancelledError:
@@ -117,15 +117,15 @@ class Handler(NodeView, RendezvousHandler):
         If the shared store disconnected before the node has left, its waiting callers would not learn that the round is
         over. If the shared store stayed connected, the closing of a hosted store would wait for it.
         """
-        await withdrawn.end()
+        await withdrawn.until_over()
         await self.shared_client.aclose()
-        await closing.end()
+        await closing.until_over()
 
     async def call(self, work: Coroutine[Any, Any, T], *, must_complete: bool = False) -> T:
         """Run work in the node's loop and wait for it. A cancelled caller cancels the work, unless `must_complete`."""
-        call = self.start(work)
+        call = self.spawn(work)
         try:
-            await call.end()
+            await call.until_over()
         except BaseException:
             if not must_complete:
                 call.cancel()
@@ -163,14 +163,14 @@ class Handler(NodeView, RendezvousHandler):
         """
         ticket = JoinHandle()
         self.node.close_when_loop_closes(asyncio.get_running_loop())
-        joining = self.start(self.node.next_rendezvous(ticket, self._make_health_check()))
+        joining = self.spawn(self.node.next_rendezvous(ticket, self._make_health_check()))
         try:
-            await joining.end()
+            await joining.until_over()
             return self._make_info(wait_for_result(joining))
         except asyncio.CancelledError:
-            undoing = self.node.loop.start(self.node.undo_join(ticket))
+            undoing = self.node.loop.spawn(self.node.undo_join(ticket))
             with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # after that, undoing goes on in the node's loop
-                await undoing.end()
+                await undoing.until_over()
             raise
 
     def _make_health_check(self) -> Callable[[], Awaitable[str | None]] | None:
@@ -186,8 +186,8 @@ class Handler(NodeView, RendezvousHandler):
             with contextlib.suppress(RuntimeError):  # the caller's loop is closed, and has no call to end
                 here.call_soon_threadsafe(call, *arguments)
 
-        read_roster = functools.partial(self._roster, membership)
-        info = RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
+        read_round_members = functools.partial(self._roster, membership)
+        info = RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_round_members)
         membership.call_when_over(functools.partial(call_in_callers_loop, shared.end_calls))
         if self.settings.waits_end_on_loss:  # end the present waits; later waits check for losses
             membership.call_when_lost(lambda _: call_in_callers_loop(shared.end_waits))
@@ -200,7 +200,7 @@ class Handler(NodeView, RendezvousHandler):
     async def statuses(self) -> AsyncGenerator[RunStatus, None]:
         """Yield the run's status now, and after each change, until the run is closed."""
         wakeup = ThreadSafeWakeup()
-        with self.node.listeners.listening(wakeup):
+        with self.node.listeners.subscribed(wakeup):
             while True:
                 status = await self.status()
                 yield status
@@ -208,10 +208,10 @@ class Handler(NodeView, RendezvousHandler):
                     return
                 await wakeup.sleep_until(None)
 
-    async def questions(self) -> AsyncGenerator[tuple[str, Question], None]:
+    async def questions(self) -> AsyncGenerator[tuple[str, OperatorQuestion], None]:
         """Yield each question of an operator to this node, with the question's name; reply with `answer`."""
         wakeup, heard = ThreadSafeWakeup(), set[str]()
-        with self.node.listeners.listening(wakeup):
+        with self.node.listeners.subscribed(wakeup):
             while True:
                 self.check_usable()
                 questions = self.node.head.questions
@@ -233,11 +233,11 @@ class Handler(NodeView, RendezvousHandler):
     restore = awaited_method(verbs.restore)
     accuse = awaited_method(verbs.accuse)
     all_here = awaited_method(verbs.all_here)
-    change_tally = awaited_method(verbs.change_tally)
+    change_counts = awaited_method(verbs.change_counts)
     store_host = awaited_method(verbs.store_host)
     ban = awaited_method(verbs.ban)
     unban = awaited_method(verbs.unban)
-    answer = awaited_method(verbs.answer)
+    answer_operator = awaited_method(verbs.answer_operator)
     status = awaited_method(verbs.status)
     account = awaited_method(verbs.account)
     history = awaited_method(verbs.history)

@@ -30,7 +30,7 @@ from rdzv.node.link.ports import HeldPort
 from rdzv.node.link.store_session import StoreEndingError, StoreSession
 from rdzv.node.member.joining import JoinAttempt
 from rdzv.node.member.leaving import Withdrawal, announce_store_move
-from rdzv.node.member.lost_store import carry_over_run, remember_lost_store
+from rdzv.node.member.lost_store import carry_over_run, set_last_known_run
 from rdzv.node.member.membership_watcher import MembershipWatcher
 from rdzv.node.member.node_state import NodeState
 from store import StoreError, StoreReplaced, StoreUsageError
@@ -123,7 +123,7 @@ class Node(NotPicklable):
         """Await `close` after the node has closed. Callbacks run in the reverse order of their registration."""
         self._stack.push_async_callback(close)
 
-    def on_lease_lost(self, callback: Callable[[], None]) -> None:
+    def call_on_lease_lost(self, callback: Callable[[], None]) -> None:
         """Call back when this node's lease has ended by the node's clock, unless the run is known to be closed."""
         self.part.on_lease_lost = lambda: callback() if self.head.closed is None else None
 
@@ -133,7 +133,7 @@ class Node(NotPicklable):
         def close_if_loop_closed() -> None:
             if caller.is_closed() and not self._closed:
                 log.error("run %s: the event loop of node %s was closed; the node leaves", self.run_id, self.node_id)
-                self.loop.start(self.aclose()).over.call(self.loop.leave)
+                self.loop.spawn(self.aclose()).over.call(self.loop.stop_using)
 
         self.part.on_keep_alive = close_if_loop_closed
 
@@ -221,18 +221,18 @@ class Node(NotPicklable):
             await anyio.sleep_forever()
 
     def _describe_wait(self) -> str:
-        what = f"a round, for {self.settings.join_timeout:g} s" if self.joining else "the others in its round"
-        waits = self.joining or (self.membership is not None and self.membership.beats.longest_wait)
+        what = f"a round, for {self.settings.join_timeout:g} s" if self.is_joining else "the others in its round"
+        waits = self.is_joining or (self.membership is not None and self.membership.beats.longest_store_wait)
         return f"; node {self.node_id} waits for it, and for {what}" if waits else ""
 
     def _is_known_to_coordinator(self) -> bool:
         progress = self.head.progress
-        return progress is not None and (not self.joining or progress.last_arrival >= self.part.arrival.revision > 0)
+        return progress is not None and (not self.is_joining or progress.last_arrival >= self.part.arrival.revision > 0)
 
     async def _disconnect(self, error: Exception | None = None) -> None:
         if self._link is not None:
             if error is not None:
-                remember_lost_store(self.part, self._link)
+                set_last_known_run(self.part, self._link)
                 self.part.end_membership(f"the store is lost: {error}", dropped=True)
                 self.part.arrival.on_lease_lost()
                 if self.head.round is not None:  # rounds in the next store must get higher numbers
@@ -248,7 +248,7 @@ class Node(NotPicklable):
         if self.store_loss is not None:
             what += f"; {START_AGAIN}"
         elif self._link is not None:
-            what += self._link.hosting_hint
+            what += self._link.no_listener_hint
         return RendezvousConnectionError(f"run {self.run_id}, node {self.node_id}: {what}")
 
     def check_usable(self) -> None:
@@ -293,7 +293,7 @@ class Node(NotPicklable):
                 pass
         if limit.cancelled_caught:
             raise self.part.timeout_error(self._link)
-        if self.joining:
+        if self.is_joining:
             raise RendezvousStateError(f"node {self.node_id} is joining run {self.run_id} already; one call at a time")
         if ticket.abandoned:
             raise asyncio.CancelledError
@@ -378,7 +378,7 @@ class Node(NotPicklable):
         self.check_usable()
         await self._cancel_join(abandoned_only=True)
         async with self._leaving_call:
-            if self.joining:
+            if self.is_joining:
                 raise RendezvousStateError(
                     f"node {self.node_id} is joining run {self.run_id}; cancel that call instead"
                 )
@@ -409,7 +409,7 @@ class Node(NotPicklable):
         await carry_over_run(self.part, link)
 
     @property
-    def next_store_generation(self) -> int:
+    def least_next_generation(self) -> int:
         """The least generation of the store that this node looks for: one more than the lost store's."""
         return 1 if self.part.known is None else self.part.known.lost.generation + 1
 
@@ -418,14 +418,14 @@ class Node(NotPicklable):
         self.loop.call_soon(self.part.own_beats.send)
 
     @property
-    def joining(self) -> bool:
+    def is_joining(self) -> bool:
         """True if a call of `next_rendezvous` is under way; thread-safe."""
         return self._join is not None and self._join.task is not None
 
     @property
     def needs_store(self) -> bool:
         """True if this node is joining or in a round, is not closing, and does not know that the run is closed."""
-        return (self.joining or self.part.is_member) and self.head.closed is None and not self._closed
+        return (self.is_joining or self.part.is_member) and self.head.closed is None and not self._closed
 
     @property
     def has_lost_store(self) -> bool:

@@ -19,10 +19,10 @@ def valid_key(key: object) -> str:
 
 def valid_keys(keys: object) -> tuple[str, ...]:
     """Return several valid keys."""
-    return tuple(map(valid_key, items_as_tuple(keys, "keys")))
+    return tuple(map(valid_key, iterable_as_tuple(keys, "keys")))
 
 
-def items_as_tuple(items: object, name: str) -> tuple[Any, ...]:
+def iterable_as_tuple(items: object, name: str) -> tuple[Any, ...]:
     """Return an iterable of arguments as a tuple; raise TypeError for a single string, or if it is no iterable."""
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
         raise TypeError(f"{name} is a list, not {shown(items)}; for a single one write {name}=[...]")

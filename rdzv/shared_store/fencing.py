@@ -30,7 +30,7 @@ from store.errors import (
     WaitEnded,
 )
 from store.messages import Condition, Entry, Get, Guarded, Request, Response, Transact, TransactionResult, Wait
-from store.printable import abbreviate, printable
+from store.printable import printable, short_names
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -197,7 +197,7 @@ class FencedCall:
 
 def names_in_words(names: Sequence[str]) -> str:
     """Return the first `NAMED_MAX` names, in words."""
-    return abbreviate([*map(shown, names[:NAMED_MAX]), *names[NAMED_MAX:]], NAMED_MAX)
+    return short_names([*map(shown, names[:NAMED_MAX]), *names[NAMED_MAX:]], NAMED_MAX)
 
 
 def keys_in_words(prefix: str, request: Request[Any]) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from rdzv.config.config_errors import shown
 from rdzv.errors import QueueEmptyError
-from rdzv.shared_store.arguments import items_as_tuple, valid_int, valid_key, valid_keys, valid_value
+from rdzv.shared_store.arguments import iterable_as_tuple, valid_int, valid_key, valid_keys, valid_value
 from rdzv.shared_store.fencing import NAMED_MAX, QUEUES, VALUES, OutOfTimeError, names_in_words
 from store import when
 from store.messages import (
@@ -108,7 +108,7 @@ class Operations(RoundKeys):
     async def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
         """Write several values at once; the last value of a repeated key counts."""
         names = valid_keys(keys)
-        contents = [valid_value(value) for value in items_as_tuple(values, "values")]
+        contents = [valid_value(value) for value in iterable_as_tuple(values, "values")]
         if len(names) != len(contents):
             raise ValueError(f"multi_set has {len(names)} keys and {len(contents)} values; give one value for each key")
         writes = {self._value_key(key): value for key, value in zip(names, contents, strict=True)}

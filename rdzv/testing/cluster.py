@@ -20,7 +20,7 @@ from rdzv.errors import RendezvousClosedError, RendezvousGracefulExitError, Rend
 from rdzv.node.front import verbs
 from rdzv.testing.machines import Process, StoreMachine, World
 from rdzv.testing.nodes import ClusterNode, ClusterRound
-from rdzv.testing.story import ClusterError, ClusterStuckError, Story
+from rdzv.testing.story import ClusterError, ClusterStuckError, EventLog
 from rdzv.testing.timeline import START
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class AwaitableResult(Generic[T]):
 
 
 class _StoryWorld(World):
-    story: Story
+    story: EventLog
 
     def say(self, what: str) -> None:
         self.story.say(what)
@@ -105,9 +105,9 @@ class Cluster:
         self._body: Callable[[ClusterNode], Awaitable[object]] | None = None
         self._rng = random.Random(f"cluster {seed}")
         self._world = _StoryWorld(seed, latency=latency)
-        self._world.story = self._story = Story(lambda: self.now)
+        self._world.story = self._story = EventLog(lambda: self.now)
         self._store = StoreMachine(self._world, rng=random.Random(self._rng.random()), durable=durable)
-        self._director = self._world.timeline.host("the director")
+        self._director = self._world.timeline.new_host("the director")
         self._processes = 0
         self._dark: set[Process] = set()  # the processes on machines without power
         self._over = False
@@ -134,7 +134,7 @@ class Cluster:
         if not self._over:
             self._over = True
             with self._story.capture_logs():
-                self._world.timeline.end()
+                self._world.timeline.end_processes()
             self._store.close()
 
     @property
@@ -165,7 +165,7 @@ class Cluster:
         timeline = self._world.timeline
         with self._story.capture_logs():
             try:
-                timeline.run(timeline.now + seconds)
+                timeline.run_until_time(timeline.now + seconds)
             except ClusterError:
                 raise
             except Exception as error:
@@ -268,7 +268,7 @@ class Cluster:
             raise RendezvousStateError(f"{found.name} has not connected yet: call `advance` before `drain`")
         inner = found.handlers[-1].node
         self.say(f"{found.name} is to leave within {within:g} s")
-        draining = inner.loop.start(verbs.drain(inner, within=within, reason=reason))
+        draining = inner.loop.spawn(verbs.drain(inner, within=within, reason=reason))
         self._say_if_failed(draining)
         return AwaitableResult(None)
 
@@ -280,7 +280,7 @@ class Cluster:
         inner = connected[0].handlers[-1].node
         numbers = ", ".join(f"{name} {number}" for name, number in (("min", min_nodes), ("max", max_nodes)) if number)
         self.say(f"the run is resized: {numbers}")
-        self._say_if_failed(inner.loop.start(verbs.resize(inner, min_nodes=min_nodes, max_nodes=max_nodes)))
+        self._say_if_failed(inner.loop.spawn(verbs.resize(inner, min_nodes=min_nodes, max_nodes=max_nodes)))
         return AwaitableResult(None)
 
     def stop_store(self, seconds: float) -> AwaitableResult[None]:
@@ -385,9 +385,9 @@ class Cluster:
     def _start_body(self, node: ClusterNode, body: Callable[[ClusterNode], Awaitable[object]]) -> None:
         node.start(body).add_done_callback(partial(self._on_body_end, node))
 
-    def _exit_when_idle(self, node: ClusterNode, *, until: float) -> None:
+    def _exit_node_when_idle(self, node: ClusterNode, *, until: float) -> None:
         if self.now < until and not node.is_idle:
-            self._director.call_later(EXIT_LOOKS_EVERY, partial(self._exit_when_idle, node, until=until))
+            self._director.call_later(EXIT_LOOKS_EVERY, partial(self._exit_node_when_idle, node, until=until))
         else:
             node.process.exit()
 
@@ -410,7 +410,7 @@ class Cluster:
                 )
                 problem.__cause__ = error
                 self._world.timeline.problem = problem
-        self._exit_when_idle(node, until=self.now + EXIT_WITHIN)
+        self._exit_node_when_idle(node, until=self.now + EXIT_WITHIN)
 
     def _pause_node(self, node: int | ClusterNode, seconds: float | None, *, threads: bool) -> AwaitableResult[None]:
         found = self._find_node(node)
@@ -433,7 +433,7 @@ class Cluster:
             self._director.call_later(seconds, action)
 
     def _say_if_failed(self, begun: Call[None] | Call[Resized]) -> None:
-        def say_if_failed() -> None:
+        def say_if_action_failed() -> None:
             try:
                 begun.result()
             except Exception as error:  # noqa: BLE001  the story has the error
@@ -441,7 +441,7 @@ class Cluster:
             except asyncio.CancelledError:
                 pass
 
-        begun.over.call(say_if_failed)
+        begun.over.call(say_if_action_failed)
 
 
 cluster: Final = Cluster  # the name that callers use

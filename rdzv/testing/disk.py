@@ -97,13 +97,13 @@ class SimulatedJournal(Journal):
         """Return the most bytes of a write: unlimited."""
         return sys.maxsize
 
-    coordination_rate_limit = write_bytes_max
+    coordination_byte_rate = write_bytes_max
 
     def _predict_growth(self) -> int:
         return 0
 
     def _open_read_only(self) -> sqlite3.Connection:
-        return _UnclosableDatabase(self._disk.database)  # type: ignore[return-value]  # the caller cannot close it
+        return _DatabaseKeptOpen(self._disk.database)  # type: ignore[return-value]  # the caller cannot close it
 
     def append(self, facts: ChangeSet) -> int:
         """Add changes to the next group."""
@@ -153,7 +153,7 @@ class SimulatedJournal(Journal):
         self._begin_group()
 
 
-class _UnclosableDatabase:
+class _DatabaseKeptOpen:
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
 

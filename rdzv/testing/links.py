@@ -28,7 +28,7 @@ class LinkNetwork(Protocol):
     socket_buffer_bytes: int
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
+    def own_loop(self) -> asyncio.AbstractEventLoop: ...
     def draw_latency(self) -> float: ...
     def new_one_way_pipe(self) -> Pipe: ...
 
@@ -175,7 +175,7 @@ class MemoryTransport(asyncio.Transport):
             self._outgoing.send(PipeSignal.END)
         self._closing = self._end_sent = self.is_lost = True
         self.loop = self._outgoing.network_loop  # later bytes reach the operating system, not the process
-        self._incoming.on_receiver_death()
+        self._incoming.deliver_to_os_only()
 
     @property
     def takes_delivery(self) -> bool:
@@ -190,7 +190,7 @@ class MemoryTransport(asyncio.Transport):
             return len(data)
         try:
             if isinstance(self._protocol, asyncio.BufferedProtocol):
-                return _fill_buffer(self._protocol, data)
+                return _deliver_to_buffer(self._protocol, data)
             self._protocol.data_received(bytes(data))
         # If the protocol raises an error, the loop reports it and the connection is lost, as in asyncio.
         except Exception as error:  # noqa: BLE001
@@ -269,7 +269,7 @@ class Pipe:
 
     def __init__(self, network: LinkNetwork) -> None:
         self._network = network
-        self.network_loop: asyncio.AbstractEventLoop = network.loop
+        self.network_loop: asyncio.AbstractEventLoop = network.own_loop
         self._under_way: deque[tuple[float, memoryview | PipeSignal]] = deque()
         self._bytes_under_way = 0
         self._last_due = 0.0
@@ -303,7 +303,7 @@ class Pipe:
             # Deliver through the loop, so that a protocol is never called within its own `write`.
             self._delivery = self.network_loop.call_at(self._under_way[0][0], self._arrive_at_receiver)
 
-    def on_receiver_death(self) -> None:
+    def deliver_to_os_only(self) -> None:
         """Deliver further bytes to the operating system of the dead receiver."""
         self._cancel_delivery()
         self.schedule_delivery()
@@ -349,7 +349,7 @@ class Pipe:
         return item  # deliver each write as one piece
 
 
-def _fill_buffer(protocol: asyncio.BufferedProtocol, data: memoryview) -> int:
+def _deliver_to_buffer(protocol: asyncio.BufferedProtocol, data: memoryview) -> int:
     with memoryview(protocol.get_buffer(-1)) as buffer, buffer.cast("B") as room:
         if not room.nbytes:
             raise RuntimeError("get_buffer() returned an empty buffer")

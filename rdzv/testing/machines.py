@@ -39,7 +39,7 @@ class World:
 
     def __init__(self, seed: int, *, timeline: SimulatedTime | None = None, **of_network: Any) -> None:
         self.timeline: SimulatedTime = timeline or SimulatedTime(seed)
-        self.network_host: SimulatedLoop = self.timeline.host("the network")
+        self.network_host: SimulatedLoop = self.timeline.new_host("the network")
         rng = random.Random(f"network {seed}")
         self.network: MemoryNetwork = self.network_kind(rng=rng, loop=self.network_host, **of_network)
 
@@ -60,7 +60,7 @@ class Process:
         self.name: str = name  # the machine's name
         self.source: str = source  # the unique name of its main loop's connections
         self.rng = rng
-        self.host: SimulatedLoop = world.timeline.host(source, rate=rate)  # its main loop
+        self.host: SimulatedLoop = world.timeline.new_host(source, rate=rate)  # its main loop
         self.threads: dict[str, SimulatedLoop] = {}  # its other loops, by the names of their connections
 
     @property
@@ -78,10 +78,10 @@ class Process:
         """The loop of the node thread, made at the first use."""
         name = self.source + NODE_THREAD
         if name not in self.threads:
-            self.threads[name] = self.world.timeline.host(name, rate=self.host.rate)
+            self.threads[name] = self.world.timeline.new_host(name, rate=self.host.rate)
         return self.threads[name]
 
-    def dial(self, *, thread: str = "") -> Callable[[Callable[[], Any]], Any]:
+    def make_dial(self, *, thread: str = "") -> Callable[[Callable[[], Any]], Any]:
         """Return a function that connects a thread of this process to the store."""
         return partial(self.world.network.dial, STORE, source=self.source + thread)
 
@@ -141,7 +141,7 @@ def make_client(process: Process, *, thread: str = "", **options: Any) -> Client
     """Return a client of the store for a thread of this process."""
     rng = random.Random(process.rng.random())
     identity = process_identity_of(process.source)
-    return Client(process.dial(thread=thread), name=STORE, rng=rng, process=identity, **options)
+    return Client(process.make_dial(thread=thread), name=STORE, rng=rng, process=identity, **options)
 
 
 def process_identity_of(name: str) -> bytes:
@@ -164,9 +164,9 @@ class StoreMachine:
         self.server: Server | None = None  # the running process's server
         self.starts: int = 0  # the number of the store's processes so far
         self.store_id: str = "store 1"
-        self.disk: Disk | None = self.new_disk(self.store_id) if durable else None
+        self.disk: Disk | None = self.make_disk(self.store_id) if durable else None
 
-    def new_disk(self, store_id: str) -> Disk:
+    def make_disk(self, store_id: str) -> Disk:
         """Return the disk."""
         return Disk(self._rng, store_id=store_id)
 
@@ -192,7 +192,7 @@ class StoreMachine:
         self.starts += 1
         self.store_id = f"store {self.starts if self.disk is None else 1}"
         world.say("the store starts")
-        self.host = host = world.timeline.host(f"store.{self.starts}", rate=self._rate)
+        self.host = host = world.timeline.new_host(f"store.{self.starts}", rate=self._rate)
         host.call_soon(self._make_server, host)
 
     def _make_server(self, host: SimulatedLoop) -> None:

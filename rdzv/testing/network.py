@@ -59,7 +59,7 @@ class MemoryNetwork:
         self._waiting: dict[asyncio.Future[None], None] = {}  # dials that a partition holds
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop:
+    def own_loop(self) -> asyncio.AbstractEventLoop:
         """The network's own loop, beside those of processes."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -138,7 +138,7 @@ class MemoryNetwork:
             end, other = (link.server, link.client) if link.target == name else (link.client, link.server)
             end.die(silently=silently)
             if silently:
-                self.loop.call_later(GIVEN_UP_AFTER, other.lose_connection, TimeoutError(f"{link.name} is silent"))
+                self.own_loop.call_later(GIVEN_UP_AFTER, other.lose_connection, TimeoutError(f"{link.name} is silent"))
 
     def partition(self, which: str = EVERYTHING) -> None:
         """Hold all bytes and dials until `heal`, without an error at either end."""

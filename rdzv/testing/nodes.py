@@ -131,7 +131,7 @@ class ClusterNode:
         if self.task is None or self.ended:
             return f"{self.name} has ended"
         still = ", which stands still" if self.process.host.paused else ""
-        waits = "".join(f"; {handler.reason}" for handler in self.handlers[-1:] if handler.node.joining)
+        waits = "".join(f"; {handler.reason}" for handler in self.handlers[-1:] if handler.node.is_joining)
         others = [task for task in self.process.host.unfinished() if task is not self.task]
         also = sorted(f"\n    and at {line}" for task in others if (line := where(task, of_users=True)))
         return f"{self.name}{still} is at {where(self.task)}{waits}{''.join(also)}"

@@ -49,7 +49,7 @@ class ClusterStuckError(ClusterError):
     """Nodes have not ended in time."""
 
 
-class Story:
+class EventLog:
     """A cluster's events: `lines` has a line for each, with the virtual time that `now` returned."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -81,7 +81,7 @@ class Story:
 
 
 class _StoryLogHandler(logging.Handler):
-    def __init__(self, story: Story) -> None:
+    def __init__(self, story: EventLog) -> None:
         super().__init__()
         self._story = story
 

@@ -1,9 +1,9 @@
 """Processes on virtual time: each has an event loop and a clock, and can be stopped and killed.
 
     timeline = SimulatedTime(seed=7)
-    a = timeline.host("a", rate=1.01)       # its clock gains one second in a hundred
+    a = timeline.new_host("a", rate=1.01)       # its clock gains one second in a hundred
     a.start(main())
-    timeline.run(60.0)
+    timeline.run_until_time(60.0)
     a.pause()                               # as SIGSTOP; its clock goes on
     a.resume()                              # it first reads its sockets, then late timers fire
     a.die()                                 # as SIGKILL: its code, also its clean-up, has no more effect on others
@@ -64,13 +64,13 @@ class SimulatedTime:
         self.runnable: list[SimulatedLoop] = []
         self.corpses: list[SimulatedLoop] = []
 
-    def host(self, name: str, *, rate: float = 1.0) -> SimulatedLoop:
+    def new_host(self, name: str, *, rate: float = 1.0) -> SimulatedLoop:
         """Return a new process, whose clock counts `rate` seconds per true second."""
         host = self._kind(self, name, rate)
         self.hosts.append(host)
         return host
 
-    def run(self, until: float) -> None:
+    def run_until_time(self, until: float) -> None:
         """Play all events up to a moment; raise a host's error, if any."""
         with _without_running_loop():
             self._run(until)
@@ -101,7 +101,7 @@ class SimulatedTime:
                 self.now, spins = self._timers[0][0], 0
             self._fire_due_timers()
 
-    def end(self) -> None:
+    def end_processes(self) -> None:
         """End all processes."""
         for host in list(self.hosts):
             host.die()
@@ -196,7 +196,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.paused = False
             self._ready.extend(self._late)
             self._late.clear()
-            self._make_runnable()
+            self._make_loop_runnable()
 
     def die(self) -> None:
         """Kill the process: at once, or at its next await if it calls this itself.
@@ -236,7 +236,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._late.append(handle)
         else:
             self._ready.append(handle)
-            self._make_runnable()
+            self._make_loop_runnable()
 
     def run_turn(self) -> None:
         """Run all ready callbacks; those that they add run in the next turn."""
@@ -245,7 +245,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             return
         self._run_ready()
         if self._ready:
-            self._make_runnable()
+            self._make_loop_runnable()
 
     def _run_ready(self) -> None:
         ready = self._ready
@@ -270,7 +270,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if not self.is_closed():
             self.create_task(generator.aclose())
 
-    def _make_runnable(self) -> None:
+    def _make_loop_runnable(self) -> None:
         if not self._queued and not self.paused and not self.dead and self._ready:
             self._queued = True
             self._timeline.runnable.append(self)
@@ -284,14 +284,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         """Run a callback in one of the next turns."""
         handle = super().call_soon(callback, *args, context=context)
-        self._make_runnable()
+        self._make_loop_runnable()
         return handle
 
     def _write_to_self(self) -> None:
         """Enqueue the loop after `call_soon_threadsafe` has queued a callback; thread-safe."""
         if threading.get_ident() != self._timeline.thread:
             self._timeline.problem = RuntimeError(NO_THREADS)
-        self._make_runnable()
+        self._make_loop_runnable()
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None

@@ -28,7 +28,7 @@ from rdzv.loop.own_folder import make_process_folder
 from rdzv.loop.process_files import BEAT_DIR, clear_step_folder, follow_step_files
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.loop.rounds import make_handler
-from rdzv.torch.agent.screen import HandlerLog, configure_logging, exit_with_error, signal_reason
+from rdzv.torch.agent.screen import HandlerLog, configure_logging, print_error_and_exit, signal_reason
 from rdzv.torch.agent.signals import EndSignals
 from rdzv.torch.agent.unnamed_run import NO_NAME, reopen_closed_run
 from rdzv.torch.agent.worker_ends import WorkerEnds
@@ -155,11 +155,13 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         except ours.RendezvousSettingsError as error:
             if runs_under_torchrun():
                 configure_logging()
-                exit_with_error(error)
+                print_error_and_exit(error)
             raise
         self._graceful_exit: Exception | None = None
         self._screen = HandlerLog(self._run_id)
-        self._signals = EndSignals(self._is_host, partial(self._screen.log_signal, serves_for=None), self._mark_leaving)
+        self._signals = EndSignals(
+            self._hosts_store, partial(self._screen.log_signal, serves_for=None), self._mark_leaving
+        )
         self._tcp_store: Any = None  # this round's TCPStore, which at rank 0 serves until it is deleted
         self._workers_store: WorkersStore | None = None  # at rank 0
         self._taken: set[int] = set()  # ports chosen for the workers' store, but in use by other processes
@@ -198,9 +200,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         agent = find_agent()
         self._life = monitor = RoundMonitor(handler.own_node, handler.membership, partial(self._log_ending, agent))
         monitor.start()
-        handler.start(monitor.wait_for_end())
+        handler.spawn(monitor.wait_for_end())
         if agent is not None:
-            self._worker_ends = WorkerEnds(handler.start, lambda how: monitor.claim_end(self._with_port_remedy(how)))
+            self._worker_ends = WorkerEnds(handler.spawn, lambda how: monitor.claim_end(self._with_port_remedy(how)))
             self._worker_ends.watch_workers(agent.next_pids_reader(), agent.read_error_of)
         if self._beats is None:
             self._beats = make_process_folder("rdzv-beats-")
@@ -216,7 +218,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if handler is not None:
             done = agent is not None and agent.has_succeeded
             with contextlib.suppress(ours.RendezvousStateError):  # raised while the handler is being closed
-                handler.start(in_thread(partial(self._screen.log_round_end, ending, handler.closed, done=done)))
+                handler.spawn(in_thread(partial(self._screen.log_round_end, ending, handler.closed, done=done)))
 
     def _end_monitoring(self, why: str = "") -> None:
         """Stop watching this round; announce a worker's failure, `why`, unless the round has ended."""
@@ -226,7 +228,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if monitor is not None and handler is not None:
             monitor.stop()
             if why and monitor.ending is None:
-                handler.start(monitor.claim_end(why)).wait()
+                handler.spawn(monitor.claim_end(why)).wait()
 
     def _stop_watching_workers(self) -> None:
         if self._worker_ends is not None:
@@ -269,7 +271,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _raise_or_exit(self, error: ours.RendezvousError) -> NoReturn:
         explained = self._explain_error(error)
         if runs_under_torchrun():
-            exit_with_error(explained)
+            print_error_and_exit(explained)
         raise explained from None
 
     def _next_usable_round(self) -> sync.RendezvousInfo:
@@ -348,7 +350,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise ours.RendezvousStateError(f"the handler of run {self._run_id} was shut down; make another one")
         if self._handler is None:
             configure_logging()
-            self._stack.callback(self._screen.stop)
+            self._stack.callback(self._screen.cancel_cost_line)
             if runs_under_torchrun():
                 unblock_stderr_logging()
                 self._signals.install()
@@ -395,7 +397,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         handler, monitor, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:
             return 0
-        draining, membership = handler.draining(), handler.membership
+        draining, membership = handler.draining_members(), handler.membership
         moves = membership is not None and membership.head.moves
         changed = handler.num_nodes_changed(on_loss=on_loss) + len(draining)
         if on_loss and monitor is not None and monitor.ending is not None and monitor.ending.kind is EndKind.FAILED:
@@ -404,7 +406,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._stop_watching_workers()
         if (draining or moves) and monitor is not None:
             said = leaving_in_words(draining, next(iter(draining.values())).reason) if draining else MOVES
-            monitor.end(Ending(kind=EndKind.AGREED, reason=said, node_ids=tuple(draining)))
+            monitor.note_ending(Ending(kind=EndKind.AGREED, reason=said, node_ids=tuple(draining)))
         return changed
 
     def shutdown(self) -> bool:
@@ -437,7 +439,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             handler = self._connected_handler()
             if handler.is_closed():
                 return
-            if self._life is not None and not handler.start(self._life.is_in_round()).wait():
+            if self._life is not None and not handler.spawn(self._life.is_in_round()).wait():
                 log.warning("run %s goes on without this node, which was dropped and does not come again", self._run_id)
             elif end.has_failed and self._was_member:
                 # The run failed, so spares must not exit with success.
@@ -451,7 +453,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         except ours.RendezvousError as error:
             log.warning("run %s: the node did not leave properly: %s", self._run_id, error)
 
-    def _is_host(self) -> bool:
+    def _hosts_store(self) -> bool:
         return self._handler is not None and self._handler.hosts_store
 
     def _mark_leaving(self, name: str) -> None:
@@ -462,8 +464,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
     def _end_by_signal(self, name: str) -> None:
         """Leave, and serve the store until the others have left; exit handlers could not start threads for this."""
-        self._signals.leave(name)
-        self._screen.log_signal(name, serves_for=self._settings.close_timeout if self._is_host() else None)
+        self._signals.handle_while_leaving(name)
+        self._screen.log_signal(name, serves_for=self._settings.close_timeout if self._hosts_store() else None)
         self._mark_leaving(name)
         if self._handler is not None and not self._over:
             self._leave_at_exit()

@@ -16,7 +16,7 @@ from rdzv.config.settings import PARAMETERS
 from rdzv.config.value_types import whole_number
 from rdzv.loop.rounds import make_handler
 from rdzv.torch.pytorch import dist
-from rdzv.torch.store import DEFAULT_TIMEOUT, TorchStore, raise_as_torch, split_after_run_id
+from rdzv.torch.store import DEFAULT_TIMEOUT, TorchStore, raise_as_torch, split_url_after_run_id
 from rdzv.torch.tcp_store import open_tcp_store
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ register: Callable[[], None] = register_init_method  # the function's former nam
 
 def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
     scheme, colon, rest = url.partition(":")
-    url, segments = split_after_run_id(f"{_SCHEMES[scheme]}{colon}{rest}")
+    url, segments = split_url_after_run_id(f"{_SCHEMES[scheme]}{colon}{rest}")
     parts = split_url(url)
     parameters = dict(parts.parameters)
     names = ("rank", "world_size")  # PyTorch passes -1 for a missing number

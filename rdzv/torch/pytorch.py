@@ -115,7 +115,7 @@ def _release_groups_later(groups: list[Any]) -> None:
     groups.clear()
 
 
-def wrap_for_current_gpu(work: Callable[..., T]) -> Callable[..., T]:
+def wrap_call_for_gpu(work: Callable[..., T]) -> Callable[..., T]:
     """Wrap work so that another thread runs it on this thread's GPU, if any."""
     if not torch.cuda.is_initialized():
         return work
@@ -221,7 +221,7 @@ def patch_to_ignore_signals(is_repeated: Callable[[int], bool]) -> None:
         functions["_terminate_process_handler"] = lambda *now: None if is_repeated(now[0]) else handle(*now)
 
 
-def signal_name_of(error: BaseException | None) -> str | None:
+def signal_name_of_error(error: BaseException | None) -> str | None:
     """Return the name of the signal that has ended an agent, if any; SIGTERM if PyTorch does not name it."""
     if isinstance(error, KeyboardInterrupt):  # raised by Ctrl-C before PyTorch handles signals
         return signal.SIGINT.name
@@ -250,7 +250,7 @@ def find_agent_end() -> AgentEnd:
         how = agent.problem
     why = f"an agent has failed: {how}" if how else "an agent has ended"
     has_failed = bool(how) or (error is not None and not (isinstance(error, SystemExit) and not error.code))
-    return AgentEnd(signal_name_of(error), why, has_failed, isinstance(error, AttributeError))
+    return AgentEnd(signal_name_of_error(error), why, has_failed, isinstance(error, AttributeError))
 
 
 def describe_failure(failure: Any) -> str:

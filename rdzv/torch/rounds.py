@@ -28,7 +28,7 @@ from rdzv.loop import rounds as awaited
 from rdzv.loop.member import LoopOptions, MemberOfRound
 from rdzv.torch.group import RoundGroup, refuse_existing_group
 from rdzv.torch.interrupted_step import StepUndo
-from rdzv.torch.pytorch import RELEASE, dist, reconfigure_handle, wrap_for_current_gpu
+from rdzv.torch.pytorch import RELEASE, dist, reconfigure_handle, wrap_call_for_gpu
 from rdzv.torch.state import broadcast_state
 from rdzv.torch.store import TorchStore
 
@@ -157,7 +157,7 @@ class _RoundWithGroup(MemberOfRound):
     async def _make_group(self) -> None:
         """Make the process group."""
 
-    async def begin(self) -> bool:
+    async def prepare(self) -> bool:
         """Make the group; treat a failure as an error of the body. Return False if the failure ends the round."""
         self.monitor.start()
         try:
@@ -190,9 +190,9 @@ class TorchRound(_RoundWithGroup, blocking.Round):
     async def _make_group(self) -> None:
         self.group.make()
 
-    def _end_body(self, ending: Ending) -> None:
+    def _interrupt_body(self, ending: Ending) -> None:
         """Abort the group after a loss; at an agreed leave, no member is in a collective."""
-        super()._end_body(ending)
+        super()._interrupt_body(ending)
         if ending.is_abrupt:
             self.group.abort()
 
@@ -246,13 +246,13 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
     async def _make_group(self) -> None:
         await self.in_thread(self.group.make)
 
-    def _end_body(self, ending: Ending) -> None:
+    def _interrupt_body(self, ending: Ending) -> None:
         """After a loss, abort the group. Cancel the body unless it leaves at a `check`; called in the node's thread."""
         if ending.is_abrupt:
             self._end_thread_waits()
         elif self.monitor.phase is WorkPhase.AT_WORK:
             return  # an agreed stop: the body leaves at its next `check`, and may be in a collective now
-        super()._end_body(ending)
+        super()._interrupt_body(ending)
 
     def _end_thread_waits(self) -> None:
         self.blocking_store.end_waits()
@@ -278,7 +278,7 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
         store, and returns after the work, which would else write to the model in the next round. If the round's end
         cancels a call whose work succeeds, return its result, so that the caller counts the step.
         """
-        doing = self._loop.run_in_executor(self._thread, functools.partial(wrap_for_current_gpu(work), *arguments))
+        doing = self._loop.run_in_executor(self._thread, functools.partial(wrap_call_for_gpu(work), *arguments))
         try:
             return await asyncio.shield(doing)
         except asyncio.CancelledError:

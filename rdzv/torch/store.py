@@ -49,7 +49,7 @@ def open_blocking_client(url: str, overrides: Mapping[str, Any]) -> tuple[Blocki
     return handler.open_blocking_store(), handler.settings
 
 
-def split_after_run_id(url: str) -> tuple[str, str]:
+def split_url_after_run_id(url: str) -> tuple[str, str]:
     """Split off the segments after the run's name."""
     parts = split_url(url)
     run_id, _, segments = parts.run_id.partition("/")
@@ -103,13 +103,13 @@ def _shared_method(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> 
     return call
 
 
-class _RecordedKeys(threading.local):
+class _PrefixProbeKeys(threading.local):
     """Per thread: the keys that a `PrefixStore` asks for while `_prefix_of_store` runs; None at other times."""
 
     keys: list[str] | None = None
 
 
-_recorded_keys: Final = _RecordedKeys()
+_recorded_keys: Final = _PrefixProbeKeys()
 _instances: set[TorchStore] = set()  # see `TorchStore`
 
 
@@ -154,7 +154,7 @@ class TorchStore(dist.Store):
         self._origin: Origin | None = None
         self._owns_client = isinstance(url, str)
         if isinstance(url, str):
-            url, segments = split_after_run_id(url)
+            url, segments = split_url_after_run_id(url)
             client, settings = open_blocking_client(url, overrides)
             self._origin = _reopen_arguments(settings)
             root = Keys(settings.prefix, settings.run_id).root

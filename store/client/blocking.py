@@ -183,7 +183,7 @@ class Client(interface.BlockingStore):
         except BaseException as error:
             if isinstance(error, StoreError) and not raised_by_signal(error):
                 return False
-            other.reset()
+            other.abandon_connection()
             raise
         finally:
             self._free.append(other)
@@ -260,7 +260,7 @@ class Watch(interface.BlockingWatch):
                             channel.pushed.append(item.response)
         except BaseException as error:
             if not isinstance(error, OSError) or raised_by_signal(error):
-                channel.reset()
+                channel.abandon_connection()
                 raise
             channel.note_disconnect(error)
 

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from store.calls import DisconnectNotifier
-from store.client.connection_health import ConnectionHealth, ConnectionState, HealthAction
+from store.client.connection_health import ConnectionHealth, HealthAction, SocketState
 from store.client.timeouts import FAREWELL_WITHIN, HEARTBEAT, LASTED, SILENCE, Timeouts
 from store.errors import ProtocolError, StoreError, WaitEnded, unsent_error
 from store.messages import Cancel, Failed, KeepAlive, Ping, Pong, Request, Response, waits
@@ -97,7 +97,7 @@ class ClientState:
             sock = channel.sock
             if sock is not None and sock not in self._closed and _is_closed_by_peer(sock):
                 self._closed.add(sock)
-                self.cuts.note_end()
+                self.cuts.note_disconnect()
 
     def fail(self, error: StoreError) -> StoreError:
         """Make all later calls raise this error, unless the client has failed before; return the error."""
@@ -150,7 +150,7 @@ class Channel:
             return self._call_with_retries(request, timeout)
         except BaseException as error:
             if not isinstance(error, StoreError) or raised_by_signal(error):
-                self.reset()
+                self.abandon_connection()
             raise
 
     def _call_with_retries(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
@@ -257,7 +257,7 @@ class Channel:
         greeted_by = time.monotonic() + self._timeouts.first_bytes_timeout()
         try:
             while self.connection.welcomed is None:
-                until = deadline if self.connection.has_received else min(greeted_by, deadline)
+                until = deadline if self.connection.has_greeting else min(greeted_by, deadline)
                 for item in self.receive(until):
                     if isinstance(item, bytes):
                         self._send(item)
@@ -266,15 +266,15 @@ class Channel:
                 raise
             raise self._shared.fail(dialing.untrusted_error(self._shared.name, error)) from None
         except ConnectionResetError as error:
-            if not (self.connection.has_received or raised_by_signal(error)):
+            if not (self.connection.has_greeting or raised_by_signal(error)):
                 raise dialing.silent_close_error(secure=secure, met=met) from None
             raise
         except _TimedOut:
-            if not self.connection.has_received and not met:
+            if not self.connection.has_greeting and not met:
                 self._problem = dialing.SAYS_NOTHING[secure]
             if time.monotonic() >= deadline:
                 raise
-            self._timeouts.note_connection_replaced()
+            self._timeouts.note_silent_replaced()
             raise TimeoutError from None
         self._shared.store_id = self.connection.store_id
 
@@ -353,7 +353,7 @@ class Channel:
         return health
 
     def _check_connection(self, sock: socket.socket, health: ConnectionHealth, now: float) -> None:
-        line = ConnectionState(*unacknowledged(sock), welcomed=self.connection.welcomed is not None)
+        line = SocketState(*unacknowledged(sock), welcomed=self.connection.welcomed is not None)
         say, _ = health.check(now, line)
         if say is HealthAction.PING:
             if not line.unsent_bytes:  # unacknowledged bytes serve as a ping: the peer's system must answer
@@ -361,7 +361,7 @@ class Channel:
         elif say is HealthAction.SEEK:
             if line.welcomed:
                 self._previous, self.sock = sock, None
-            self._timeouts.note_connection_replaced()
+            self._timeouts.note_silent_replaced()
             raise TimeoutError
         elif say is HealthAction.HANG_UP:
             raise TimeoutError
@@ -440,10 +440,10 @@ class Channel:
             raise error
         self._problem = self._shared.problem = dialing.error_text(error)
         if self.connection.welcomed is not None:
-            self._shared.cuts.note_end()
+            self._shared.cuts.note_disconnect()
         self._close_socket()
 
-    def reset(self) -> None:
+    def abandon_connection(self) -> None:
         """Abandon the connection after a signal's handler interrupted a call, whose progress is unknown."""
         for item in tuple(self.connection.in_flight.values()):
             self.connection.abandon_request(item)

@@ -12,11 +12,11 @@ import anyio
 
 from store import interface, messages
 from store.calls import checked_timeout
-from store.client.reconnecting import Reconnecting
+from store.client.reconnecting import ReconnectingClient
 from store.client.timeouts import FAREWELL_WITHIN
 from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WatchCompacted
 from store.interface import DEFAULT_TIMEOUT, NOT_OPEN
-from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
+from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_size, waits
 from store.net.process import process_identity
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
@@ -84,7 +84,7 @@ class Watch(interface.Watch):
                 yield events
             if self._overrun:
                 self._overrun = False
-                self.ensure_open()
+                self.reopen_if_closed()
             if self._ended is not None:
                 raise self._ended
             self._news.clear()
@@ -106,7 +106,7 @@ class Watch(interface.Watch):
         """Reopen the watch: the server closed it because this client reads too slowly."""
         self._cursor.note_progress(revision)
         self._mark_closed()
-        self.ensure_open()
+        self.reopen_if_closed()
 
     def note_progress(self, revision: int) -> None:
         """Note that all events up to this revision have arrived."""
@@ -118,7 +118,7 @@ class Watch(interface.Watch):
         if self._is_open:
             self._mark_closed()
 
-    def ensure_open(self) -> None:
+    def reopen_if_closed(self) -> None:
         """Reopen the watch if it is not open."""
         if self._id is None and self._ended is None and not self._overrun and self._client.connected:
             self._opening = asyncio.create_task(self._reopen(), name=f"reopen a watch at {self._client.name}")
@@ -130,7 +130,7 @@ class Watch(interface.Watch):
         self._news.set()
 
     def _buffer_events(self, events: list[Event]) -> None:
-        size = sum([EVENT_BYTES + key_bytes(event.key) + len(event.value) for event in events])
+        size = sum([EVENT_BYTES + key_size(event.key) + len(event.value) for event in events])
         self._batches.append((events, size))
         self._held_bytes += size
         self._news.set()
@@ -140,7 +140,7 @@ class Watch(interface.Watch):
             await self._open(None)
         except WatchCompacted as error:
             if self._cursor.note_compacted():
-                self.ensure_open()
+                self.reopen_if_closed()
             else:
                 self.end(error)
         except ConnectionLost:
@@ -180,7 +180,7 @@ class Watch(interface.Watch):
             self._id = None
 
 
-class Client(Reconnecting):
+class Client(ReconnectingClient):
     """The client of a store, as `async with store.connect(url) as client`; it reconnects by itself.
 
     `name` is the address, for messages. `token` may be a function, called for each connection. `connect_timeout`
@@ -291,7 +291,7 @@ class Client(Reconnecting):
         for item in list(self._connection.in_flight.values()):
             self._send(item)
         for watch in self.watching:
-            watch.ensure_open()
+            watch.reopen_if_closed()
         self.notify_connection_change(True)
 
     def _handle_disconnect(self) -> None:
@@ -301,7 +301,7 @@ class Client(Reconnecting):
             watch.note_disconnect()
 
     def send_ping(self) -> None:
-        """See `Reconnecting.send_ping`."""
+        """See `ReconnectingClient.send_ping`."""
         if self.connected:
             self._send(self._connection.register_request(Ping(), None))
 

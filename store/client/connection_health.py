@@ -31,7 +31,7 @@ class HealthAction(enum.Enum):
     HANG_UP = enum.auto()
 
 
-class ConnectionState(NamedTuple):
+class SocketState(NamedTuple):
     """The state of a connection; `store.net.sockets.unacknowledged` explains the first three fields."""
 
     unsent_bytes: int = 0
@@ -71,7 +71,7 @@ class ConnectionHealth:
             self.asked_at, self._pinged = now if expecting else None, False
         self.seeking = False
 
-    def check(self, now: float, line: ConnectionState, *, late: float = 0.0) -> tuple[HealthAction, float]:
+    def check(self, now: float, line: SocketState, *, late: float = 0.0) -> tuple[HealthAction, float]:
         """Return the action to take, and the time of the next call of `check`; this call is `late` seconds late."""
         before, self._unsent_bytes = self._unsent_bytes, line.unsent_bytes
         moved = before is not None and line.unsent_bytes < before
@@ -101,7 +101,7 @@ class ConnectionHealth:
             self._watches_told_at = now
         return say, min(until, self._watches_told_at + WATCHES_HEAR_EVERY)
 
-    def _choose_action(self, now: float, silence: float, line: ConnectionState) -> tuple[HealthAction, float]:
+    def _choose_action(self, now: float, silence: float, line: SocketState) -> tuple[HealthAction, float]:
         hang_up_after = HEARTBEAT * (HEARTBEATS_OF_BUSY if line.acknowledged else 1.0)
         quiet = min(silence, now - self.heard_at - hang_up_after)
         if quiet + SOON >= hang_up_after:

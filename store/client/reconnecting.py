@@ -15,7 +15,7 @@ import anyio
 
 from store import interface
 from store.calls import DisconnectNotifier
-from store.client.connection_health import ConnectionHealth, ConnectionState, HealthAction
+from store.client.connection_health import ConnectionHealth, HealthAction, SocketState
 from store.client.timeouts import LASTED, Timeouts
 from store.errors import AuthenticationError, ConnectionLost
 from store.net.absence import OutageLog, warn_if_silent
@@ -29,7 +29,7 @@ from store.net.dialing import (
     untrusted_error,
 )
 from store.net.process import process_identity
-from store.net.sockets import close_in_children, unacknowledged, unregister
+from store.net.sockets import close_in_children, drop_sockets, unacknowledged
 from store.net.tasks import cancel_and_wait, running_loop
 from store.protocol.connection import ClientConnection
 
@@ -44,9 +44,9 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class Connection(asyncio.Protocol):
-    """One connection, which measures the server's silence, and buffers received bytes until `hand_to_client`."""
+    """One connection, which measures the server's silence, and buffers received bytes until `attach_to_client`."""
 
-    def __init__(self, owner: Reconnecting) -> None:
+    def __init__(self, owner: ReconnectingClient) -> None:
         self._loop = asyncio.get_running_loop()
         self._owner = owner
         self.transport: asyncio.Transport | None = None
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
             close_in_children(self, self._socket)
 
     def data_received(self, data: bytes) -> None:
-        """Pass received bytes to the owner, or buffer them until `hand_to_client`."""
+        """Pass received bytes to the owner, or buffer them until `attach_to_client`."""
         if self._early is None:
             self._owner.handle_bytes(self, data)
             return
@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
         if not self.spoken.done():
             self.spoken.set_result(True)
 
-    def hand_to_client(self) -> None:
+    def attach_to_client(self) -> None:
         """Give the connection to the client, with the bytes received so far."""
         self.expect_answer()
         early, self._early = self._early or [], None
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note the end of the connection."""
-        unregister(self)
+        drop_sockets(self)
         self._socket, self._error = None, error
         if not self.spoken.done():
             self.spoken.set_result(False)
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
         late, self._timer = now - self._look_due, None
         buffered = 0 if self.transport is None else self.transport.get_write_buffer_size()
         owner = self._owner
-        line = ConnectionState(*unacknowledged(self._socket, buffered), owner.connected, bool(owner.watches))
+        line = SocketState(*unacknowledged(self._socket, buffered), owner.connected, bool(owner.watches))
         say, until = self.health.check(now, line, late=late)
         if say is HealthAction.PING:
             self._owner.send_ping()
@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
         self._looks_soon = self.health.asked_at is not None and not self.health.seeking
 
 
-class Reconnecting(interface.Store):
+class ReconnectingClient(interface.Store):
     """The part of a `Client` that connects and reconnects to the server."""
 
     connected: bool = False  # True after the server's welcome: requests may be sent
@@ -374,7 +374,7 @@ class Reconnecting(interface.Store):
             for link in links:
                 link.abort()
         if links:
-            self.timeouts.note_connection_replaced()
+            self.timeouts.note_silent_replaced()
         self.last_problem = (
             SAYS_NOTHING[self._secure] if links and not self.has_met_store else error_text(TimeoutError())
         )
@@ -386,7 +386,7 @@ class Reconnecting(interface.Store):
         self._connection.start_connection(nonce=secrets.token_bytes(16))
         successor: Connection | None = None
         try:
-            link.hand_to_client()
+            link.attach_to_client()
             while successor is None and not link.over:
                 await link.changed.wait()
                 link.changed.clear()
@@ -408,13 +408,13 @@ class Reconnecting(interface.Store):
             self._handle_disconnect()
             if welcomed:
                 log.debug("the connection to %s is lost: %s", self.name, self.last_problem)
-                self._cuts.note_end()
+                self._cuts.note_disconnect()
                 self.notify_connection_change(False)
                 if self._failed is None:
                     self._outages.note_loss(self._loop)
         if successor is not None:
             self._previous = link
-            self.timeouts.note_connection_replaced()
+            self.timeouts.note_silent_replaced()
         return welcomed, successor
 
     def _drop_previous(self) -> None:

@@ -62,7 +62,7 @@ class Timeouts:
         """Note that the server has answered a request."""
         self._unanswered_changes = 0
 
-    def note_connection_replaced(self) -> None:
+    def note_silent_replaced(self) -> None:
         """Note that a fresh connection replaces one on which the server was silent."""
         self._unanswered_changes += 1
 

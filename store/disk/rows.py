@@ -162,7 +162,7 @@ def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[An
     assert part <= PARTS, "a revision is bounded, and its parts with it"
 
 
-def changes_as_error_replies(facts: ChangeSet, why: str) -> ChangeSet:
+def error_reply_changes(facts: ChangeSet, why: str) -> ChangeSet:
     """Return the changes to store instead of rejected ones: the sessions, and an error as each reply."""
     message = f"the disk cannot take it, and nothing was done: {why}; ask for less"
     answer = Failed(kind=FailureKind.LIMIT, message=message)

@@ -134,6 +134,6 @@ class OpenRevision:
         return len(going)
 
     def _remove_lease(self, lease: LeaseRecord) -> None:
-        self._leases.end(lease)
+        self._leases.remove_empty(lease)
         if self.facts is not None:
             self.facts.leases[lease.id] = None

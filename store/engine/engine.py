@@ -68,7 +68,7 @@ class Engine:
         self.postponed: PostponedWaits = state.postponed
         self._history, self._snapshots = state.history, state.snapshots
         self._keys.revision = first_revision
-        self._history.begin_after(first_revision)
+        self._history.restart_after(first_revision)
         self._session_of: dict[int, Session] = {}
         self._changes = OpenRevision(state, facts=ChangeSet() if durable else None)
         self._asked = RequestExecutor(state, self._changes, figures=self.figures)
@@ -234,7 +234,7 @@ class Engine:
             message = f"request {request_id} was applied before the connection broke, but its reply is no longer kept"
             return Failed(kind=FailureKind.FORGOTTEN, message=message)
         if isinstance(replayed, Granted):
-            lease = self._leases.get(replayed.lease)  # a client that repeats a grant renews the lease
+            lease = self._leases.get_if_live(replayed.lease)  # a client that repeats a grant renews the lease
             if lease is not None:
                 self._leases.keep_alive(lease, peer=peer)
         return replayed
@@ -255,7 +255,7 @@ class Engine:
                 self._leases.recheck_soon(lease)
                 continue
             self._lapsed += not lease.ending
-            most = self._watches.affordable_key_count([*islice(lease.keys, room)])
+            most = self._watches.changeable_key_count([*islice(lease.keys, room)])
             ended = self._changes.end_lease(lease, most=most, cause=lease.cause)
             room = room - ended if self._watches.is_lookup_cheap else 0
             if lease.keys:

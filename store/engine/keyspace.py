@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from store.messages import Entry, Event, key_bytes
+from store.messages import Entry, Event, key_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,7 +39,7 @@ def events_of(changes: Iterable[Change]) -> tuple[Event, ...]:
 
 def entry_answer_bytes(entry: Entry | None) -> int:
     """Return the approximate bytes of an entry in an answer."""
-    return 1 if entry is None else key_bytes(entry.key) + len(entry.value) + 40
+    return 1 if entry is None else key_size(entry.key) + len(entry.value) + 40
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +123,7 @@ class Keyspace:
         self.answer_bytes_max = max(self.answer_bytes_max, entry_answer_bytes(entry))
         if before is None:
             self.index.add(entry.key)
-            added = ENTRY_OVERHEAD + key_bytes(entry.key) + len(entry.value)
+            added = ENTRY_OVERHEAD + key_size(entry.key) + len(entry.value)
         else:
             added = len(entry.value) - len(before.value)
         self.bytes += added
@@ -134,7 +134,7 @@ class Keyspace:
         """Remove an existing key."""
         entry = self.entries.pop(key)
         self.index.remove(key)
-        size = ENTRY_OVERHEAD + key_bytes(key) + len(entry.value)
+        size = ENTRY_OVERHEAD + key_size(key) + len(entry.value)
         self.bytes -= size
         self.groups.add_usage(key, -1, -size)
 
@@ -221,13 +221,13 @@ class SortedKeys:
             return [], 0, 0
         size = len(prefix)
 
-        def truncate_key(key: str) -> str:
+        def prefix_part(key: str) -> str:
             return key[:size]
 
         first = self._chunk_index(prefix)
-        last = max(bisect_right(self._firsts, prefix, key=truncate_key) - 1, first)
+        last = max(bisect_right(self._firsts, prefix, key=prefix_part) - 1, first)
         place = bisect_left(self._chunks[first], prefix)
-        upto = bisect_right(self._chunks[last], prefix, key=truncate_key)
+        upto = bisect_right(self._chunks[last], prefix, key=prefix_part)
         chunks = self._chunks[first : last + 1]
         return chunks, place, sum(map(len, chunks[:-1])) + upto - place
 

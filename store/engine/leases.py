@@ -103,7 +103,7 @@ class Leases:
             self._served += passed if passed < STALL_AFTER else STALL_AFTER
         self._looked_at = now
 
-    def get(self, lease: int) -> LeaseRecord | None:
+    def get_if_live(self, lease: int) -> LeaseRecord | None:
         """Return the lease of this id; None if it is missing or ending."""
         found = self._leases.get(lease)
         return None if found is None or found.ending else found
@@ -140,7 +140,7 @@ class Leases:
         self.make_due_again(lease)
         self._detach_keeper(lease)
 
-    def end(self, lease: LeaseRecord) -> None:
+    def remove_empty(self, lease: LeaseRecord) -> None:
         """Remove a lease that has no keys left."""
         del self._leases[lease.id]
         self.bytes -= LEASE_OVERHEAD + len(lease.note)
@@ -153,9 +153,9 @@ class Leases:
 
     def shorten_after_close(self, peer: int, how: DisconnectKind) -> Iterator[None]:
         """Set earlier deadlines, in steps, for the leases that a closed connection kept."""
-        return self._shorten_in_steps(peer, self.processes.note_disconnect(peer, how, now=self._served), self._served)
+        return self._shorten_leases(peer, self.processes.note_disconnect(peer, how, now=self._served), self._served)
 
-    def _shorten_in_steps(self, peer: int, dead: ClientProcess | None, closed_at: float) -> Iterator[None]:
+    def _shorten_leases(self, peer: int, dead: ClientProcess | None, closed_at: float) -> Iterator[None]:
         kept = self._kept_by.get(peer, set())  # `kept` loses each lease that another peer renews between steps
         while kept:
             for _ in range(min(len(kept), SHORTENED_AT_ONCE)):

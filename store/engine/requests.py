@@ -141,12 +141,12 @@ class RequestExecutor:
         )
 
     def _lease_note_of_key(self, key: str) -> messages.Note:
-        lease = self._leases.get(self._keys.entries[key].lease or 0)
+        lease = self._leases.get_if_live(self._keys.entries[key].lease or 0)
         if lease is None or not lease.note:
             return messages.Note(key=key, note=b"", age=0.0)
         return messages.Note(key=key, note=lease.note, age=self._leases.age_of_note(lease))
 
-    def _refuse_too_many_elements(self, request: messages.TooManyElements) -> Response:
+    def _refuse_too_many_elements(self, request: messages.TooLargeRequest) -> Response:
         raise LimitExceeded(
             f"the request holds more than {request.elements_max} elements, and operations_max is "
             f"{self._limits.operations_max}: split it"
@@ -178,7 +178,7 @@ class RequestExecutor:
         keys = self._keys.index.page(request.prefix, after=None, most=most)
         if request.at_most is None:
             self._state.check_watch_search_cost(keys)
-        keys = keys[: self._watches.affordable_key_count(keys)]
+        keys = keys[: self._watches.changeable_key_count(keys)]
         for key in keys:
             self._changes.erase(key)
         return messages.Counted(count=len(keys), revision=self._changes.revision)
@@ -191,7 +191,7 @@ class RequestExecutor:
         most, entries = self._state.writes_max, self._keys.entries
         looked_at = self._keys.index.page(request.prefix, after=request.after or None, most=most)
         keys = [key for key in looked_at if entries[key].mod_revision <= newest]
-        count = self._watches.affordable_key_count(keys)
+        count = self._watches.changeable_key_count(keys)
         after = keys[count - 1] if count < len(keys) else looked_at[-1] if len(looked_at) == most else ""
         for key in keys[:count]:
             self._changes.erase(key)
@@ -237,7 +237,7 @@ class RequestExecutor:
             if isinstance(operation, PUTS_ON_LEASE)
             and (type(operation) is messages.Put or self._keys.get(operation.key) is None)
         }
-        wanted = [grant for grant in grants if grant.id in used and self._leases.get(grant.id or 0) is None]
+        wanted = [grant for grant in grants if grant.id in used and self._leases.get_if_live(grant.id or 0) is None]
         for grant in wanted:
             if self._leases.get_even_if_ending(grant.id or 0) is not None:
                 raise LeaseNotFound(
@@ -269,7 +269,7 @@ class RequestExecutor:
     def _revoke(self, request: messages.Revoke) -> messages.Done:
         lease = self._state.find_lease(request.lease)
         self._changes.end_lease(
-            lease, most=self._watches.affordable_key_count([*islice(lease.keys, self._state.writes_max)])
+            lease, most=self._watches.changeable_key_count([*islice(lease.keys, self._state.writes_max)])
         )
         return messages.Done()
 
@@ -360,11 +360,11 @@ class RequestExecutor:
         while left > 0 and self._postponed:
             watcher, since = self._postponed.next()
             if watcher in self._waits.parked:
-                left -= LOOKS_OF_A_WAIT + self._answer_if_ended_since(watcher, since)
+                left -= LOOKS_OF_A_WAIT + self._answer_ended_wait(watcher, since)
             else:  # the wait was cancelled
                 left -= 1
 
-    def _answer_if_ended_since(self, watcher: Watcher, since: int) -> int:
+    def _answer_ended_wait(self, watcher: Watcher, since: int) -> int:
         """Answer a wait if it ended at revision `since` or a later one; return the number of keys looked at."""
         parked = self._waits.parked[watcher]
         keys = {*parked.keys}
@@ -396,7 +396,7 @@ class RequestExecutor:
             if looks > most:  # the next step continues from this revision
                 self._postponed.requeue(watcher, revision)
                 return looks
-        place = parked.next_missing(self._keys.entries)
+        place = parked.missing_index(self._keys.entries)
         assert place is not None, "it is not over"
         self._waits.move_to_key(watcher, place)
         return looks
@@ -408,7 +408,7 @@ class RequestExecutor:
         response: Response
         if not _all_hold(parked.when, entries):
             response = messages.Failed(kind=messages.FailureKind.CONDITION, message=_failure_text(parked.when, entries))
-        elif (missing := parked.next_missing(entries)) is not None:
+        elif (missing := parked.missing_index(entries)) is not None:
             return missing
         else:
             try:
@@ -441,7 +441,7 @@ _HANDLERS: dict[type, Callable[[RequestExecutor, Any], Response | None]] = {
     messages.Stats: RequestExecutor._stats,
     messages.ListGroups: RequestExecutor._list_groups,
     messages.ListNotes: RequestExecutor._list_notes,
-    messages.TooManyElements: RequestExecutor._refuse_too_many_elements,
+    messages.TooLargeRequest: RequestExecutor._refuse_too_many_elements,
     messages.UnknownRequest: RequestExecutor._reply_unsupported,
     messages.Put: RequestExecutor._put,
     messages.Delete: RequestExecutor._delete,

@@ -143,7 +143,7 @@ class Sessions:
         """Restore saved sessions, as if disconnected at `now`; those with the latest writes are dropped last."""
         self.made = last
         for one in sorted(
-            saved, key=lambda one: (max((_reply_revision(reply) for _, reply in one.replies), default=0), one.number)
+            saved, key=lambda one: (max((_revision_of_reply(reply) for _, reply in one.replies), default=0), one.number)
         ):
             session = self._sessions[one.id] = Session(one.id, one.number, self.budget)
             for request_id, response in one.replies:
@@ -151,7 +151,7 @@ class Sessions:
             self._abandoned[session.id] = now
 
 
-def _reply_revision(response: messages.Response) -> int:
+def _revision_of_reply(response: messages.Response) -> int:
     told = response.entry if isinstance(response, messages.CompareAndSetResult) else response
     return int(getattr(told, "mod_revision", 0) or getattr(told, "revision", 0))
 
@@ -167,7 +167,7 @@ def reply_cost(response: messages.Response) -> int:
 
 
 def _entry_cost(entry: messages.Entry | None) -> int:
-    return 0 if entry is None else ENTRY + messages.key_bytes(entry.key) + len(entry.value)
+    return 0 if entry is None else ENTRY + messages.key_size(entry.key) + len(entry.value)
 
 
 def reply_cost_at_most(request: messages.Request[Any], entries: Mapping[str, messages.Entry]) -> int:
@@ -180,5 +180,5 @@ def reply_cost_at_most(request: messages.Request[Any], entries: Mapping[str, mes
     for operation in operations:
         written[operation.key] = written.get(operation.key, 0) + len(getattr(operation, "value", b""))
     keys = [operation.key for operation in operations]  # per key, the reply may hold the old and the new entry
-    there = sum(_entry_cost(entries.get(key)) + ENTRY + messages.key_bytes(key) + written[key] for key in keys)
+    there = sum(_entry_cost(entries.get(key)) + ENTRY + messages.key_size(key) + written[key] for key in keys)
     return REPLY + RESULT * len(keys) + there

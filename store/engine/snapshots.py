@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from store.engine.keyspace import ENTRY_OVERHEAD, KeyChunk, entry_answer_bytes
-from store.messages import key_bytes
+from store.messages import key_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -97,7 +97,7 @@ class Snapshot:
     @classmethod
     def of_keys(cls, keys: Keyspace, past: OldEntries, names: tuple[str, ...], entries: list[Entry | None]) -> Snapshot:
         """Return a snapshot of these keys."""
-        size = sum(map(key_bytes, names)) + NAME_OVERHEAD * len(names)
+        size = sum(map(key_size, names)) + NAME_OVERHEAD * len(names)
         chunks = deque([KeyChunk(names)])
         return cls(past, chunks, place=0, left=len(entries), revision=keys.revision, given=entries, bytes=size)
 
@@ -143,14 +143,14 @@ class Snapshots:
         self._own = 0  # the sum of `Snapshot.bytes` of the unread snapshots
 
     @property
-    def oldest(self) -> Snapshot | None:
+    def oldest_snapshot(self) -> Snapshot | None:
         """The oldest snapshot in progress, for which most memory is kept."""
         return next(iter(self.unread), None)
 
     @property
     def held_bytes(self) -> int:
-        """An upper bound of the bytes kept only for snapshots: all entries and chunks replaced since `oldest` began."""
-        oldest = self.oldest
+        """An upper bound of the bytes kept only for snapshots: entries and chunks replaced since the oldest began."""
+        oldest = self.oldest_snapshot
         return 0 if oldest is None else self._own + self._counted - oldest.counted_from
 
     def register(self, snapshot: Snapshot, *, reader: int) -> None:
@@ -175,5 +175,5 @@ class Snapshots:
                 self._counted += shared.__sizeof__()
         if before is None or before.mod_revision > newest:
             return False
-        self._counted += ENTRY_OVERHEAD + key_bytes(key) + len(before.value)
+        self._counted += ENTRY_OVERHEAD + key_size(key) + len(before.value)
         return True

@@ -12,7 +12,7 @@ from store.engine.snapshots import OldEntries, Snapshots
 from store.engine.waits import PostponedWaits, Waits
 from store.engine.watches import History, Watches
 from store.errors import LeaseNotFound, LimitExceeded, StoreUsageError
-from store.messages import CHOSEN_LEASE_LEAST, Add, Append, Create, Delete, Get, Put, key_bytes, operations_of
+from store.messages import CHOSEN_LEASE_LEAST, Add, Append, Create, Delete, Get, Put, key_size, operations_of
 from store.records import brief
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ class StoreState:
     def free_old_entries(self) -> bool:
         """Free some entries of `past` that no snapshot or wait reads any more; return True if more are left."""
         looked_at = [revision for revision, _ in self.postponed.heaps]
-        if self.snapshots.oldest is not None:
-            looked_at.append(self.snapshots.oldest.revision)
+        if self.snapshots.oldest_snapshot is not None:
+            looked_at.append(self.snapshots.oldest_snapshot.revision)
         return self.past.free(min(looked_at, default=math.inf))
 
     def check_limit(
@@ -161,7 +161,7 @@ class StoreState:
             if not key:
                 self.check_key(key)
             if isinstance(operation, Get):
-                answer += max(entry_answer_bytes(self.keys.get(key)), key_bytes(key) + sizes.get(key, 0))
+                answer += max(entry_answer_bytes(self.keys.get(key)), key_size(key) + sizes.get(key, 0))
             elif key in sizes:
                 raise StoreUsageError(f"a transaction writes {brief(key)} twice; it may do so once")
             elif isinstance(operation, Create) and (there := self.keys.get(key)) is not None:
@@ -192,7 +192,7 @@ class StoreState:
 
     def check_watch_search_cost(self, keys: Collection[str]) -> None:
         """Refuse a change of so many keys that finding their watches would take too long."""
-        most = self.watches.affordable_key_count(keys)
+        most = self.watches.changeable_key_count(keys)
         if most < len(keys):
             raise LimitExceeded(
                 f"the request changes {len(keys)} keys, and prefixes of so many lengths are watched that {most} of "
@@ -224,7 +224,7 @@ class StoreState:
         for key, value_size in writes:
             before = self.keys.get(key)
             if before is None:
-                more, added = 1, ENTRY_OVERHEAD + key_bytes(key) + value_size
+                more, added = 1, ENTRY_OVERHEAD + key_size(key) + value_size
             else:
                 more, added = 0, value_size - len(before.value)
             keys += more
@@ -250,7 +250,7 @@ class StoreState:
 
     def find_lease(self, id: int) -> LeaseRecord:
         """Return the lease of this id; `LeaseNotFound` if it lapsed or was revoked."""
-        lease = self.leases.get(id)
+        lease = self.leases.get_if_live(id)
         if lease is None:
             raise LeaseNotFound(f"lease {id} has lapsed or was revoked; grant a new one")
         return lease

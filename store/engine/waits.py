@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from store.messages import key_bytes
+from store.messages import key_size
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
@@ -35,7 +35,7 @@ class ParkedWait:
     missing: int  # the index of the missing key at which the wait is registered
     when: tuple[Condition, ...]
 
-    def next_missing(self, entries: Container[str]) -> int | None:
+    def missing_index(self, entries: Container[str]) -> int | None:
         """Return the index of the next missing key; None if all exist."""
         count = len(self.keys)
         for place in range(self.missing, self.missing + count):
@@ -46,10 +46,10 @@ class ParkedWait:
 
 def wait_bytes(keys: Iterable[str], when: Iterable[Condition]) -> int:
     """Return the approximate bytes of a wait."""
-    size = WAIT_OVERHEAD + sum(NAME_OVERHEAD + key_bytes(key) for key in keys)
+    size = WAIT_OVERHEAD + sum(NAME_OVERHEAD + key_size(key) for key in keys)
     for condition in when:
         expected = condition.expected
-        size += CONDITION_OVERHEAD + key_bytes(condition.key) + (len(expected) if isinstance(expected, bytes) else 0)
+        size += CONDITION_OVERHEAD + key_size(condition.key) + (len(expected) if isinstance(expected, bytes) else 0)
     return size
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from store.engine.keyspace import events_of
-from store.messages import key_bytes
+from store.messages import key_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,12 +33,12 @@ EVENT_OVERHEAD = 200  # bytes counted per event, besides key and value
 
 def watch_bytes(prefix: str) -> int:
     """Return the bytes counted for an open watch."""
-    return WATCH_OVERHEAD + key_bytes(prefix)
+    return WATCH_OVERHEAD + key_size(prefix)
 
 
 def event_bytes(change: Change) -> int:
     """Return the bytes of a change in the history."""
-    return EVENT_OVERHEAD + key_bytes(change.key) + len(change.value)
+    return EVENT_OVERHEAD + key_size(change.key) + len(change.value)
 
 
 class Watches:
@@ -119,7 +119,7 @@ class Watches:
         """True if watched prefixes have so few lengths that a request may change any number of keys."""
         return not self._of_many_lengths
 
-    def affordable_key_count(self, keys: Collection[str]) -> int:
+    def changeable_key_count(self, keys: Collection[str]) -> int:
         """Return how many of these keys, at least 1, one request may change without too many lookups (S11)."""
         if self.is_lookup_cheap:
             return len(keys)
@@ -139,7 +139,7 @@ class Watches:
         if len(changes) == 1:
             found: dict[int, list[int]] = {}
             for prefix in self._matching_prefixes(changes[0].key, -1):
-                self._add_watches_of(prefix, found)
+                self._collect_watches_on(prefix, found)
             return [(found, tuple(changes))] if found else []
         # Sorted keys with a common prefix are adjacent.
         order = sorted(range(len(changes)), key=lambda place: changes[place].key)
@@ -150,7 +150,7 @@ class Watches:
             key = changes[order[at]].key if at < len(order) else None
             while begun and (key is None or not key.startswith(begun[-1][0])):
                 prefix, start = begun.pop()
-                self._add_watches_of(prefix, stretches.setdefault((start, at), {}))
+                self._collect_watches_on(prefix, stretches.setdefault((start, at), {}))
             if key is not None:
                 begun += [(prefix, at) for prefix in self._matching_prefixes(key, len(begun[-1][0]) if begun else -1)]
         return [
@@ -158,7 +158,7 @@ class Watches:
             for (start, end), watches in stretches.items()
         ]
 
-    def _add_watches_of(self, prefix: str, found: dict[int, list[int]]) -> None:
+    def _collect_watches_on(self, prefix: str, found: dict[int, list[int]]) -> None:
         for peer, watch_ids in self.by_prefix[prefix].items():
             found.setdefault(peer, []).extend(watch_ids)
 
@@ -191,7 +191,7 @@ class History:
         self.began: int = 0
         self.compacted: int = 0
 
-    def begin_after(self, revision: int) -> None:
+    def restart_after(self, revision: int) -> None:
         """Begin an empty history after a revision."""
         self.began = self.compacted = revision
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from typing import Self
 
-    from store.etcd.codec import Cluster
+    from store.etcd.codec import Endpoints
     from store.etcd.watch import Watch as AsyncWatch
     from store.messages import Event
     from store.net.threads import Call
@@ -40,7 +40,7 @@ class Client(interface.BlockingStore):
     operations_max: int = etcd.Client.operations_max
     writes_max: int = etcd.Client.writes_max
 
-    def __init__(self, cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT, **options: Any) -> None:
+    def __init__(self, cluster: Endpoints, *, timeout: float = DEFAULT_TIMEOUT, **options: Any) -> None:
         self.name: str = str(cluster)
         self.timeout = timeout
         self._cluster, self._options = cluster, options
@@ -109,14 +109,14 @@ class Client(interface.BlockingStore):
                 self._thread = self._start_thread()
             thread = self._thread
         try:
-            return thread.run(work())
+            return thread.start_call(work())
         except RuntimeError:
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False) from None
 
     def _start_thread(self) -> LoopThread:
         thread = LoopThread(f"client of {self.name}", end=self._client.aclose)
         try:
-            thread.run(self._client.open()).wait()
+            thread.start_call(self._client.open()).wait()
         except BaseException:
             thread.stop()
             raise

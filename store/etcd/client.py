@@ -27,8 +27,8 @@ from store.errors import (
     unsent_error,
 )
 from store.etcd import leases
-from store.etcd.codec import OPERATIONS_MAX, Cluster, Failure, entry_in, events_by_revision, range_of, watch_requests
-from store.etcd.members import MaybeDone, Members
+from store.etcd.codec import OPERATIONS_MAX, Endpoints, Failure, entry_in, events_by_revision, range_of, watch_requests
+from store.etcd.members import InDoubt, Members
 from store.etcd.reads import ReadOperations
 from store.etcd.receipts import HANG_UP_WITHIN, WriteReceipts
 from store.etcd.watch import Watch
@@ -86,7 +86,7 @@ class Client(interface.Store):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Endpoints,
         *,
         tls: ssl.SSLContext | None = None,
         renew: Callable[[], ssl.SSLContext | None] | None = None,
@@ -163,7 +163,7 @@ class Client(interface.Store):
     @property
     def connected(self) -> bool:
         """True if some member can be reached, as far as known."""
-        return self._failed is None and self.members.connected
+        return self._failed is None and self.members.is_connected
 
     @property
     def store_id(self) -> str | None:
@@ -174,7 +174,7 @@ class Client(interface.Store):
         """Return seconds on the event loop's clock."""
         return asyncio.get_running_loop().time()
 
-    async def run_while_usable(self, work: Callable[[], Awaitable[T]], doubt: MaybeDone | None = None) -> T:
+    async def run_while_usable(self, work: Callable[[], Awaitable[T]], doubt: InDoubt | None = None) -> T:
         """Await `work`; if the client fails meanwhile, raise the client's error."""
         self.check_usable()
         with anyio.CancelScope() as scope:
@@ -200,7 +200,7 @@ class Client(interface.Store):
             guard, asked = asked.when, asked.request
         if isinstance(asked, messages.KeepAlive | messages.Revoke | messages.TimeToLive):
             leases.check_lease_id(asked.lease)
-        doubt = MaybeDone()
+        doubt = InDoubt()
         try:
             response = await self.run_while_usable(lambda: self._dispatch(asked, guard, deadline, doubt), doubt)
         except Failure as failure:
@@ -208,7 +208,7 @@ class Client(interface.Store):
         return cast("R", response)
 
     async def _dispatch(
-        self, request: messages.Request[Any], guard: tuple[messages.Condition, ...], deadline: float, doubt: MaybeDone
+        self, request: messages.Request[Any], guard: tuple[messages.Condition, ...], deadline: float, doubt: InDoubt
     ) -> messages.Response:
         match request:
             case messages.Get(key=key):

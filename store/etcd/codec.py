@@ -32,7 +32,7 @@ OPERATIONS_MAX: Final = 126
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Endpoints:
     """The members of an etcd cluster, and whether they use TLS."""
 
     hosts: tuple[tuple[str, int], ...]
@@ -47,7 +47,7 @@ class Cluster:
         return tuple(join_host_port(host, port) for host, port in self.hosts)
 
     @classmethod
-    def parse(cls, url: str) -> Cluster:
+    def parse(cls, url: str) -> Endpoints:
         """Return the cluster that a URL names, or raise `StoreUsageError`."""
         scheme, separator, rest = url.partition("://")
         if scheme not in ("etcd", "etcds") or not separator:
@@ -99,7 +99,7 @@ def range_of(span: str | Span, **options: Any) -> Fields:
 def entry_of(kv: pb.KeyValue) -> Entry:
     """Return a key of an answer as an `Entry`."""
     return Entry(
-        key=decode_key(kv.key),
+        key=decode_key_name(kv.key),
         value=kv.value,
         create_revision=kv.create_revision,
         mod_revision=kv.mod_revision,
@@ -107,7 +107,7 @@ def entry_of(kv: pb.KeyValue) -> Entry:
     )
 
 
-def decode_key(key: bytes) -> str:
+def decode_key_name(key: bytes) -> str:
     """Return a key's name. Bytes that are not UTF-8, which other programs may write, become surrogates."""
     return key.decode(errors="surrogateescape")
 
@@ -134,7 +134,7 @@ DELETED: Final = 1  # `Event.EventType.DELETE`, whose module needs the etcd extr
 def _decode_event(change: pb.Event) -> Event:
     kv = change.kv
     if change.type == DELETED:
-        return Event(kind="delete", revision=kv.mod_revision, key=decode_key(kv.key))
+        return Event(kind="delete", revision=kv.mod_revision, key=decode_key_name(kv.key))
     return entry_of(kv).event
 
 

@@ -8,8 +8,8 @@ import secrets
 from typing import TYPE_CHECKING
 
 from store.errors import LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
-from store.etcd.codec import Failure, FailureKind, decode_key, prefix_span, range_of
-from store.etcd.members import MaybeDone
+from store.etcd.codec import Failure, FailureKind, decode_key_name, prefix_span, range_of
+from store.etcd.members import InDoubt
 from store.messages import CHOSEN_LEASE_LEAST, Done, Granted, LeaseState, List, Note, NotePage
 from store.records import brief
 
@@ -42,13 +42,13 @@ async def time_to_live(members: Members, lease: int, deadline: float) -> LeaseSt
     reply = await members.ask("Lease/LeaseTimeToLive", asked, deadline=deadline, what="TimeToLive")
     if reply.TTL < 0 or not reply.grantedTTL:
         raise _lease_not_found(lease)
-    keys = tuple(sorted(map(decode_key, reply.keys)))
+    keys = tuple(sorted(map(decode_key_name, reply.keys)))
     return LeaseState(remaining=float(reply.TTL), ttl=float(reply.grantedTTL), keys=keys)
 
 
 async def revoke(members: Members, lease: int, deadline: float) -> Done:
     """End a lease."""
-    doubt = MaybeDone()
+    doubt = InDoubt()
     try:
         await members.ask("Lease/LeaseRevoke", {"ID": lease}, deadline=deadline, what="Revoke", doubt=doubt)
     except LeaseNotFound:

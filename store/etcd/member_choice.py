@@ -92,7 +92,7 @@ class MemberSelector:
         """Return a random time, from half to one and a half times `seconds`."""
         return self._rng.uniform(0.5, 1.5) * seconds
 
-    def pause_before_retry(self, failures: int) -> float:
+    def random_retry_pause(self, failures: int) -> float:
         """Return a random pause before another attempt at a request; 0 if `failures` is 0."""
         return self._rng.uniform(0, max_retry_pause(failures)) if failures > 0 else 0.0
 

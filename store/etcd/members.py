@@ -33,7 +33,7 @@ from store.net.tasks import cancel_and_wait
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from store.etcd.codec import Cluster, Fields
+    from store.etcd.codec import Endpoints, Fields
     from store.etcd.rpc import etcd_pb2 as pb
     from store.etcd.rpc.watch_stream import Subscription
     from store.net.dialing import Renew
@@ -52,7 +52,7 @@ AT_ONCE = 64  # concurrent requests besides renewals: etcd may allow only 100 st
 RENEWING_AT_ONCE = 16  # concurrent renewals of leases, which do not queue with other requests
 
 
-class MaybeDone:
+class InDoubt:
     """The doubt about a request: `any` is True if an unanswered attempt may have been carried out."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Members:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Endpoints,
         *,
         probe: Fields,
         tls: ssl.SSLContext | None = None,
@@ -82,7 +82,7 @@ class Members:
         self._outages = OutageLog(self.name, lambda: self.choice.problem or "no member answers", log)
         self.login: Login = Login(self.name, user, password)
         self.choice: MemberSelector = MemberSelector(len(cluster.hosts), rng or random.Random())
-        self.choice.on_reach = self._notify_clients
+        self.choice.on_reach = self._notify_connected
         self.clients: list[Any] = []
         self.failed: bool = False
         self._current: Connection | None = None
@@ -117,13 +117,13 @@ class Members:
         return [here, *(host for host in self._cluster.hosts if host != here)]
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """True if a member has answered since its last failure, or is untried."""
         return not self.choice.all_fail
 
-    def _notify_clients(self, connected: bool) -> None:
+    def _notify_connected(self, connected: bool) -> None:
         if connected:
-            self._outages.note_end(self._time())
+            self._outages.note_end(self._loop_time())
         elif self.identity.cluster_id is not None:
             self._outages.note_loss(asyncio.get_running_loop())
         for client in tuple(self.clients):
@@ -145,7 +145,7 @@ class Members:
         *,
         deadline: float = math.inf,
         what: str = "",
-        doubt: MaybeDone | None = None,
+        doubt: InDoubt | None = None,
     ) -> Any:
         """Repeat a request until a member answers, or until `deadline` on the loop's clock; errors call it `what`.
 
@@ -160,12 +160,12 @@ class Members:
         async def attempt(connection: Connection, token: str | None, limit: float) -> Any:
             floor = self.identity.revision if method.startswith("KV/") else 0
             asked = fields if isinstance(fields, dict) else fields()
-            with anyio.move_on_after(deadline - self._time()) as in_line:
+            with anyio.move_on_after(deadline - self._loop_time()) as in_line:
                 await room.acquire()
             if in_line.cancelled_caught:
                 raise Failure("the requests before it are not answered", FailureKind.UNDONE, silent=True)
             try:
-                reply = await self._send(connection, method, asked, token, min(limit, deadline - self._time()))
+                reply = await self._send(connection, method, asked, token, min(limit, deadline - self._loop_time()))
             except asyncio.CancelledError:  # the request may have been sent
                 if doubt is not None:
                     doubt.any = True
@@ -175,7 +175,7 @@ class Members:
             self._check_header(reply.header, floor=floor)
             return reply
 
-        return await self._retry_attempts(attempt, deadline, what or method, doubt, share=share)
+        return await self._attempt_until_done(attempt, deadline, what or method, doubt, share=share)
 
     async def _send(self, connection: Connection, method: str, asked: Fields, token: str | None, limit: float) -> Any:
         return await connection.ask(method, asked, token=token, limit=limit)
@@ -200,7 +200,7 @@ class Members:
                 raise Failure(f"it has not answered within {limit:.1f} s", FailureKind.DOUBT, silent=True) from None
             return subscription
 
-        return await self._retry_attempts(attempt, deadline, what, None)
+        return await self._attempt_until_done(attempt, deadline, what, None)
 
     async def handle_stream_failure(self, subscription: Subscription, failure: Failure) -> None:
         """Handle the end of a stream. Unless the failure is `REOPEN`, pause, to limit the load of retries."""
@@ -210,12 +210,12 @@ class Members:
         if failure.trouble is not FailureKind.REOPEN:
             await self._pause_before_retry(1, math.inf)
 
-    async def _retry_attempts(
+    async def _attempt_until_done(
         self,
         attempt: Callable[[Connection, str | None, float], Awaitable[T]],
         deadline: float,
         what: str,
-        doubt: MaybeDone | None,
+        doubt: InDoubt | None,
         *,
         share: float = 1.0,
     ) -> T:
@@ -223,14 +223,14 @@ class Members:
         told = ""  # the last failure that a member reported; else empty
         while True:
             connection = await self._get_connection(deadline, share, what, doubt, told)
-            left = deadline - self._time()
+            left = deadline - self._loop_time()
             if left <= 0:
                 raise self.timeout_error(what, doubt, told)
             limit = min(self._attempt_timeout(failures), max(left * share, min(left, ATTEMPT_LEAST)))
-            asked_at = self._time()
+            asked_at = self._loop_time()
             try:
                 token = await self.login.token(connection, limit)
-                result = await attempt(connection, token, max(limit + asked_at - self._time(), 0.001))
+                result = await attempt(connection, token, max(limit + asked_at - self._loop_time(), 0.001))
             except Failure as failure:
                 if failure.trouble in (FailureKind.COMPACTED, FailureKind.LEASE_EXISTS):
                     self.choice.note_answer(connection.place)
@@ -259,34 +259,34 @@ class Members:
         return min(first * 2.0 ** min(failures // 2, 8), ATTEMPT_MOST)
 
     async def _pause_before_retry(self, failures: int, deadline: float) -> None:
-        seconds = min(self.choice.pause_before_retry(failures), max(deadline - self._time(), 0))
+        seconds = min(self.choice.random_retry_pause(failures), max(deadline - self._loop_time(), 0))
         if seconds:
             await anyio.sleep(seconds)
 
-    def timeout_error(self, what: str, doubt: MaybeDone | None, told: str = "") -> StoreError:
+    def timeout_error(self, what: str, doubt: InDoubt | None, told: str = "") -> StoreError:
         """Return the error of a call that was not answered in time; `told` is a failure that a member reported."""
         maybe = doubt is not None and doubt.any
         reason = told or self.choice.problem
         asked = f"{what} at {self.name} was not answered" if self.identity.cluster_id else f"no store at {self.name}"
         message = f"{asked} in time{': ' if reason else ''}{reason}"
-        kind = StoreTimeoutError if self.connected and not told else ConnectionLost
+        kind = StoreTimeoutError if self.is_connected and not told else ConnectionLost
         return kind(message, maybe_applied=maybe)
 
     async def _get_connection(
-        self, deadline: float, share: float, what: str, doubt: MaybeDone | None, told: str = ""
+        self, deadline: float, share: float, what: str, doubt: InDoubt | None, told: str = ""
     ) -> Connection:
         current = self._current
         if current is not None:
             return current
-        with anyio.move_on_after(deadline - self._time()):
+        with anyio.move_on_after(deadline - self._loop_time()):
             async with self._connecting:
                 while (current := self._current) is None:  # another caller may have connected while this one waited
-                    await self._try_to_connect(max((deadline - self._time()) * share, ATTEMPT_LEAST))
+                    await self._try_to_connect(max((deadline - self._loop_time()) * share, ATTEMPT_LEAST))
                 return current
         raise self.timeout_error(what, doubt, told)
 
     async def _try_to_connect(self, most: float) -> None:
-        await anyio.sleep(max(self.choice.try_at - self._time(), 0))
+        await anyio.sleep(max(self.choice.try_at - self._loop_time(), 0))
         if not self._open:
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False)
         place = self.choice.choose_member()
@@ -310,7 +310,7 @@ class Members:
         self.choice.note_answer(place)
         if self._minding is None:
             self._minding = asyncio.create_task(self._keep_healthy(), name=f"mind {self.name}")  # awaited in `aclose`
-        self._balance_at = math.inf if self.choice.is_single else self._time() + self.choice.jitter(BALANCE_AFTER)
+        self._balance_at = math.inf if self.choice.is_single else self._loop_time() + self.choice.jitter(BALANCE_AFTER)
 
     async def _probe_member(self, connection: Connection, limit: float) -> None:
         """Raise `Failure` if a member does not answer or has no leader; `StoreReplaced` if its cluster was replaced."""
@@ -344,7 +344,7 @@ class Members:
 
     def _note_failed_member(self, place: int, failure: Failure) -> None:
         log.debug("etcd at %s: %s", self._cluster.targets[place], failure)
-        self.choice.note_failure(place, failure, self._time())
+        self.choice.note_failure(place, failure, self._loop_time())
 
     async def drop_failed_connection(self, connection: Connection, failure: Failure) -> None:
         """Close a failed connection, unless its member works; the next request makes another one."""
@@ -366,22 +366,22 @@ class Members:
     async def _keep_healthy(self) -> None:
         while True:
             connection = self._current
-            heard_at = connection.heard_at if connection is not None and connection.has_watches else self._time()
-            await anyio.sleep(max(min(heard_at + IDLE, self._balance_at) - self._time(), 0.001))
+            heard_at = connection.heard_at if connection is not None and connection.has_watches else self._loop_time()
+            await anyio.sleep(max(min(heard_at + IDLE, self._balance_at) - self._loop_time(), 0.001))
             connection = self._current
             if connection is None:
                 continue
-            if self._time() >= self._balance_at:
+            if self._loop_time() >= self._balance_at:
                 self.choice.forget_failures()
                 await self._close_when_idle(Failure("the client chooses a member anew", FailureKind.REOPEN))
-            elif connection.has_watches and self._time() >= connection.heard_at + IDLE:
+            elif connection.has_watches and self._loop_time() >= connection.heard_at + IDLE:
                 try:
                     await self._probe_member(connection, self._attempt_timeout(0))
                 except Failure as failure:
                     await self.drop_failed_connection(connection, failure)
                 except StoreError as error:  # the next request raises the same error
                     log.debug("etcd at %s: %s", self.name, error)
-                    connection.heard_at = self._time()
+                    connection.heard_at = self._loop_time()
 
-    def _time(self) -> float:
+    def _loop_time(self) -> float:
         return asyncio.get_running_loop().time()

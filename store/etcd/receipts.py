@@ -43,7 +43,7 @@ class WriteReceipts:
         if on is None:
             on = await self._get_own_lease(deadline)
         elif on != self.writers_lease:
-            self._forget_receipts(self.writers_lease)
+            self._forget_lease_receipts(self.writers_lease)
             self.writers_lease = on
         free = self._free[on]
         return free.pop() if free else Receipt(key=self._prefix + secrets.token_hex(12), revision=0, lease=on)
@@ -52,28 +52,28 @@ class WriteReceipts:
         async with self._taking:
             now = anyio.current_time()
             if self.lease is None or now > self._good_until:
-                self._forget_receipts(self.lease)  # the receipts on the old lease expire with it
+                self._forget_lease_receipts(self.lease)  # the receipts on the old lease expire with it
                 granted = await grant(self._members, RECEIPTS_TTL, deadline)
                 self.lease = granted.lease
                 self._good_until = now + granted.ttl - RECEIPTS_LEAST
         return self.lease
 
-    def release(self, receipt: Receipt) -> None:
+    def release_for_reuse(self, receipt: Receipt) -> None:
         """Make a receipt of known revision available again, unless its lease was replaced; then it expires."""
         if receipt.lease in (self.lease, self.writers_lease):
             self._free[receipt.lease].append(receipt)
 
     def forget_lapsed_lease(self, receipt: Receipt) -> None:
         """Forget a receipt's lapsed lease, with all receipts on it."""
-        self._forget_receipts(receipt.lease)
+        self._forget_lease_receipts(receipt.lease)
         if receipt.lease == self.lease:
             self.lease = None
 
-    def _forget_receipts(self, lease: int | None) -> None:
+    def _forget_lease_receipts(self, lease: int | None) -> None:
         self._free.pop(lease or 0, None)
 
     async def delete_all(self) -> None:
         """Delete the receipts on their own lease."""
         lease, self.lease = self.lease, None
-        if lease is not None and self._members.connected:
+        if lease is not None and self._members.is_connected:
             await revoke(self._members, lease, anyio.current_time() + HANG_UP_WITHIN)

@@ -184,17 +184,17 @@ def plan_write(write: Write, known: Known | None) -> Plan:
     """Return a write's plan from `known`, the results of its `needed_reads`; if None, assume the expected case."""
     if known is not None and not all(condition.holds(known[condition.key]) for condition in write.guard):
         raise condition_error(write.guard)
-    rests_on = [_without_value_if_any(condition, known) for condition in write.guard]
+    rests_on = [_resolve_value_if_any(condition, known) for condition in write.guard]
     for condition in write.when:
         entry = known[condition.key] if known is not None else None
         if known is not None and not condition.holds(entry):
             rests_on.append(_revision_condition(condition.key, entry.mod_revision if entry else 0))
             return _plan_operations(write.otherwise, rests_on, known, succeeded=False)
-    rests_on += [_without_value_if_any(condition, known) for condition in write.when]
+    rests_on += [_resolve_value_if_any(condition, known) for condition in write.when]
     return _plan_operations(write.then, rests_on, known, succeeded=True)
 
 
-def _without_value_if_any(condition: Condition, known: Known | None) -> Condition:
+def _resolve_value_if_any(condition: Condition, known: Known | None) -> Condition:
     """Replace `VALUE_IF_ANY`, which etcd lacks: by absence if the key is known to be missing, else by its value."""
     if condition.target is not Target.VALUE_IF_ANY:
         return condition

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from store.etcd.codec import Fields
-    from store.etcd.members import MaybeDone
+    from store.etcd.members import InDoubt
     from store.etcd.reads import ReadOperations
     from store.etcd.receipts import WriteReceipts
     from store.etcd.transactions import Known, Operations, Plan, Receipt
@@ -42,7 +42,7 @@ class WriteAttempts:
         request: Request[Any],
         guard: tuple[Condition, ...],
         deadline: float,
-        doubt: MaybeDone,
+        doubt: InDoubt,
     ) -> None:
         self._reads, self._receipts = reads, receipts
         self._members, self._hidden = reads.members, reads.hidden
@@ -55,7 +55,7 @@ class WriteAttempts:
         own = (lease for lease in puts if lease in self._to_grant or lease == receipts.writers_lease)
         self._own_lease = next(own, None)
         self._write = replace(
-            write, then=self._assign_lease_ids(write.then), otherwise=self._assign_lease_ids(write.otherwise)
+            write, then=self._assign_ttl_leases(write.then), otherwise=self._assign_ttl_leases(write.otherwise)
         )
         self._looks = self._write.needed_reads()
         self._known: Known | None = None  # the results of `needed_reads` at `_revision`; None before these reads
@@ -64,7 +64,7 @@ class WriteAttempts:
         self._receipt: Receipt | None = None  # the receipt of a write that may be under way
         self._renewed = False
 
-    def _assign_lease_ids(self, operations: Operations) -> Operations:
+    def _assign_ttl_leases(self, operations: Operations) -> Operations:
         """Put each key with a TTL on a lease of its own, to be granted later."""
         placed: list[Any] = list(operations)
         for place, operation in enumerate(operations):
@@ -132,7 +132,7 @@ class WriteAttempts:
             self._drop_lapsed_receipt(receipt)
             return None
         if reply.succeeded:
-            self._release_receipt(receipt, reply.header.revision)
+            self._recycle_receipt(receipt, reply.header.revision)
             if not fenced:
                 return result_of(plan, reply.responses[1:], reply.header.revision, hidden=self._hidden)
         else:
@@ -143,7 +143,7 @@ class WriteAttempts:
                 self._drop_lapsed_receipt(receipt)  # the receipt's lease expired during a pause, and nothing was done
                 return None
             revision = found.mod_revision if found is not None else 0
-            self._release_receipt(receipt, revision)
+            self._recycle_receipt(receipt, revision)
             if found is not None and revision != receipt.revision and found.value != FENCED:
                 return await self._recover_result(plan, revision)
         doubt.any = False  # certainly nothing was done
@@ -161,8 +161,8 @@ class WriteAttempts:
         self._known = {key: entry_in(each.response_range) for key, each in zip(self._looks, responses, strict=True)}
         self._revision = revision
 
-    def _release_receipt(self, receipt: Receipt, revision: int) -> None:
-        self._receipts.release(replace(receipt, revision=revision))
+    def _recycle_receipt(self, receipt: Receipt, revision: int) -> None:
+        self._receipts.release_for_reuse(replace(receipt, revision=revision))
         self._receipt = None
 
     def _drop_lapsed_receipt(self, receipt: Receipt) -> None:
@@ -185,12 +185,12 @@ class WriteAttempts:
         plain = body["success"][0].get("request_delete_range") if len(body["success"]) == 1 else None
         method, fields = ("KV/DeleteRange", plain) if plain and not plan.rests_on else ("KV/Txn", body)
 
-        def fields_unless_in_doubt() -> Fields:
+        def request_fields_if_sure() -> Fields:
             if self._doubt.any:
                 raise ConnectionLost(f"an answer by {self._members.name} was lost", maybe_applied=True)
             return fields
 
-        reply = await self._send_to_members(method, fields_unless_in_doubt)
+        reply = await self._send_to_members(method, request_fields_if_sure)
         if method == "KV/DeleteRange":
             responses = [pb.ResponseOp(response_delete_range=reply)]
         elif reply.succeeded:

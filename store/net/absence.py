@@ -10,7 +10,7 @@ import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from store.printable import in_words
+from store.printable import time_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ def warn_if_silent(name: str, problem: Callable[[], str], *, within: float, ende
     def log_store_absent(waited: float) -> None:
         nonlocal timer
         if waited and waiting[0] is me:
-            what, so_far, rest = problem() or "nobody has answered", in_words(waited), in_words(within - waited)
+            what, so_far, rest = problem() or "nobody has answered", time_text(waited), time_text(within - waited)
             text = "still no store at %s after %s: %s; %s ends this in %s"
             _log_in_thread(log, logging.WARNING, text, name, so_far, what, ended_by, rest)
         at = next((moment for moment in FIRST if moment > waited), 2 * waited)
@@ -88,7 +88,7 @@ class OutageLog:
             self._met = True
 
     def _log_outage(self, text: str, now: float, more: str) -> None:
-        _log_in_thread(self._log, logging.INFO, text, self._name, in_words(now - self._since), more)
+        _log_in_thread(self._log, logging.INFO, text, self._name, time_text(now - self._since), more)
 
 
 def _log_in_thread(log: logging.Logger, level: int, *said: object) -> None:

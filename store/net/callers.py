@@ -18,7 +18,7 @@ def register_served_store(host: str, port: int, store_id: str) -> None:
     _served[port] = host, asyncio.get_running_loop(), store_id
 
 
-def is_served_here(store_id: str | None) -> bool:
+def is_store_served_here(store_id: str | None) -> bool:
     """Return True if this process serves that store."""
     return any(served == store_id for _, _, served in _served.values())
 

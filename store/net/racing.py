@@ -25,7 +25,7 @@ import anyio
 import anyio.to_thread
 
 from store.net.sockets import SuppressUnlessSignal, raised_by_signal
-from store.printable import abbreviate
+from store.printable import short_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -84,7 +84,7 @@ class Addresses:
         found = list(dict.fromkeys(str(one[4][0]) for one in tuple(self._resolved)))
         if self.literal or not found:
             return ""
-        return f" ({self.host} is {abbreviate(found, TOLD_MOST)} here)"
+        return f" ({self.host} is {short_names(found, TOLD_MOST)} here)"
 
     def resolve(self, within: float = math.inf) -> list[Resolved] | None:
         """Return the addresses in order to try. None if the lookup is slow and no address has worked: call again."""

@@ -128,11 +128,11 @@ def unread_bytes(sock: Any) -> float:
 
 
 def close_in_children(owner: object, *socks: Any) -> None:
-    """Register the open sockets of `owner`: forked children replace them by `/dev/null`. See `unregister`."""
+    """Register the open sockets of `owner`: forked children replace them by `/dev/null`. See `drop_sockets`."""
     _owned[owner] = socks
 
 
-def unregister(owner: object) -> None:
+def drop_sockets(owner: object) -> None:
     """Unregister closed sockets, whose numbers may be reused."""
     _owned.pop(owner, None)
 

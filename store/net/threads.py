@@ -131,7 +131,7 @@ class Call(Generic[T]):
             task.exception()  # or asyncio logs the error as never retrieved
         self.over.set()
 
-    async def end(self) -> None:
+    async def until_over(self) -> None:
         """Wait until the call is over."""
         here, over = asyncio.get_running_loop(), asyncio.Event()
 
@@ -143,7 +143,7 @@ class Call(Generic[T]):
         await over.wait()
 
     def __await__(self) -> Generator[Any, None, T]:
-        yield from self.end().__await__()
+        yield from self.until_over().__await__()
         return self.result()
 
     def wait(self, timeout: float | None = None) -> T:
@@ -233,7 +233,7 @@ class LoopThread:
             if self._end is not None:
                 await self._end()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> Call[T]:
+    def start_call(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         """Start a coroutine in the thread's loop; raise `RuntimeError` if the thread has ended."""
         call = Call(work, self._loop)
         self._calls.add(call)
@@ -280,7 +280,7 @@ class HeldContext(contextlib.AbstractContextManager[T]):
         self._entered = Flag()
 
     def __enter__(self) -> T:
-        self._holding = self._thread.run(self._hold_context())
+        self._holding = self._thread.start_call(self._hold_context())
         self._holding.over.call(self._entered.set)
         try:
             self._entered.wait()
@@ -312,13 +312,13 @@ async def in_thread(work: Callable[[], T]) -> T:
     done: concurrent.futures.Future[T] = concurrent.futures.Future()
     done.set_running_or_notify_cancel()
 
-    def run() -> None:
+    def run_work() -> None:
         try:
             done.set_result(work())
         except BaseException as error:  # noqa: BLE001 - any error is the caller's
             done.set_exception(error)
 
-    threading.Thread(target=run, name="store work", daemon=True).start()
+    threading.Thread(target=run_work, name="store work", daemon=True).start()
     return await asyncio.wrap_future(done)
 
 

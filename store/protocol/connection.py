@@ -235,7 +235,7 @@ class ClientConnection:
                 self._forget_request(item)
 
     @property
-    def has_received(self) -> bool:
+    def has_greeting(self) -> bool:
         """True if the server's greeting has arrived on this connection."""
         return self._greeting is not None
 

@@ -19,7 +19,7 @@ from store.messages import (
     EventKind,
     Request,
     Response,
-    TooManyElements,
+    TooLargeRequest,
     UnknownRequest,
     validate_request,
 )
@@ -249,13 +249,13 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
 def decode_request_in_steps(
     body: memoryview | bytes, *, elements_max: int
 ) -> Generator[None, None, tuple[int, int, Request[Any]] | Bye]:
-    """Do the same as `decode_request`, with pauses; return `TooManyElements` for too many elements."""
+    """Do the same as `decode_request`, with pauses; return `TooLargeRequest` for too many elements."""
     try:
         count = yield from count_elements(body, elements_max)
     except ValueError as error:
         raise ProtocolError(f"a frame is not msgpack, or none of ours: {error}") from None
     if count > elements_max:
-        return *_read_request_ids(body), TooManyElements(elements_max=elements_max)
+        return *_read_request_ids(body), TooLargeRequest(elements_max=elements_max)
     fields = _unpack_frame(body)
     yield
     if fields[0] == BYE:

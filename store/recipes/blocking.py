@@ -24,10 +24,10 @@ def _make_blocking(
     recipe: Callable[Concatenate[Calls, P], AbstractAsyncContextManager[T]],
 ) -> Callable[Concatenate[BlockingCalls, P], AbstractContextManager[T]]:
     @functools.wraps(recipe)
-    def block(store: BlockingCalls, /, *arguments: P.args, **keywords: P.kwargs) -> BlockingContext[T]:
+    def blocking_recipe(store: BlockingCalls, /, *arguments: P.args, **keywords: P.kwargs) -> BlockingContext[T]:
         return BlockingContext(recipe(BlockingAsAsync(store), *arguments, **keywords))
 
-    return block
+    return blocking_recipe
 
 
 lock = _make_blocking(awaited.lock)

@@ -181,7 +181,7 @@ class Dispatcher:
         return bool(self._later)
 
     def write_later(self, peer: Peer) -> None:
-        """See `PeerHandler.write_later`."""
+        """See `PeerCallbacks.write_later`."""
         self._later[peer] = None
         self._request_pass()
 

@@ -77,7 +77,7 @@ class Durability:
             return mutates(request)
         return self.delays_large_writes and mutates(request) and not _is_small_write(request)
 
-    def refusal_reason(self) -> str | None:
+    def client_refusal_reason(self) -> str | None:
         """Return why clients are refused now, or None."""
         if self._restoring:
             return f"the store is read from its disk again: {self.engine.read_only}"
@@ -98,14 +98,14 @@ class Durability:
             return
         loop = asyncio.get_running_loop()
 
-        def call_in_loop(what: Callable[[Any], None], how: object) -> None:
+        def post_to_loop(what: Callable[[Any], None], how: object) -> None:
             with contextlib.suppress(RuntimeError):  # raised if the loop ended while the disk hung
                 loop.call_soon_threadsafe(what, how)
 
         self.pending_commits.note_written(self.journal.appended)
         self.journal.start(
-            on_durable=lambda number: call_in_loop(self._note_durable, number),
-            on_failure=lambda reason: call_in_loop(self._handle_write_failure, reason),
+            on_durable=lambda number: post_to_loop(self._note_durable, number),
+            on_failure=lambda reason: post_to_loop(self._handle_write_failure, reason),
         )
         if self.journal.only_deletes and self._probing is None:
             self._probing = asyncio.create_task(self._wait_for_disk_room(self.journal, NO_RESERVE))
@@ -167,7 +167,7 @@ class Durability:
             log.warning("store %s takes only deletes: %s", engine.store_id, why)
         while journal.only_deletes:
             state.why_only_deletes, state.writable_bytes = why, 0
-            state.steering_bytes = await self.in_thread(journal.coordination_rate_limit)
+            state.steering_bytes = await self.in_thread(journal.coordination_byte_rate)
             await anyio.sleep(TRY_AGAIN_AFTER)
             await self.in_thread(journal.try_to_accept_writes)
         log.warning("store %s can write again", engine.store_id)

@@ -58,7 +58,7 @@ class Handshakes:
             peer.refuse(Rejection(ENDED, "this store is ending, and another host may serve"))
             return
         leaving = "the server is leaving" if self.leaving or self.end_when_alone.rejects_clients else None
-        refusal = leaving or self._durability.refusal_reason() or table.refusal_reason(peer.address)
+        refusal = leaving or self._durability.client_refusal_reason() or table.refusal_reason(peer.address)
         if refusal is not None:
             if self._refuses or leaving:
                 table.refused += 1

@@ -16,7 +16,7 @@ When a write fails, the group is rolled back; then the error decides:
 - After other errors, the journal stops, and the server returns to the disk's state (`durability`).
 
 `Reserve` keeps room for deletes on a full disk (`RESERVE_BYTES`), and for a few writes of keys that coordinate a run
-(`coordination_rate_limit`). A group is committed only if SQLite's log can be emptied after it (`_check_disk_room`).
+(`coordination_byte_rate`). A group is committed only if SQLite's log can be emptied after it (`_check_disk_room`).
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Journal:
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
-    def coordination_rate_limit(self) -> int:
+    def coordination_byte_rate(self) -> int:
         """Return how many bytes per second may go to keys that coordinate a run, while `only_deletes`."""
         room = free_bytes(self._directory) + self._reserve.bytes - self._grows - DELETES_BYTES * 5 // 8
         return max(room, 0) // 4
@@ -299,7 +299,7 @@ class Journal:
                 return
             if isinstance(why, UnstorableRows):
                 log.exception("a change is refused, since it can never be written")
-                self._commit_with_remedies([rows.changes_as_error_replies(group[0], str(why))])
+                self._commit_with_remedies([rows.error_reply_changes(group[0], str(why))])
                 self.answered = True
             raise
         on_durable(last)

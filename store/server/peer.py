@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from store.engine.processes import DisconnectKind
 from store.net.address import join_host_port
-from store.net.sockets import close_in_children, unread_bytes, unregister
+from store.net.sockets import close_in_children, drop_sockets, unread_bytes
 from store.protocol import wire
 from store.server.outbox import Outbox
 
@@ -31,7 +31,7 @@ PIECES_AT_ONCE = 4  # pieces written to a peer in one turn: a megabyte
 LEAVE_WITHIN = 5.0  # seconds in which a closing connection may send its last frames
 
 
-class PeerHandler(Protocol):
+class PeerCallbacks(Protocol):
     """The methods of the server that a peer calls."""
 
     buffer: memoryview
@@ -56,7 +56,7 @@ class Peer(asyncio.BufferedProtocol):
     """One connection; for `is_internal` see `Server.protocol`."""
 
     def __init__(
-        self, host: PeerHandler, id: int, *, outboxes: ByteCount, inboxes: ByteCount, is_internal: bool = False
+        self, host: PeerCallbacks, id: int, *, outboxes: ByteCount, inboxes: ByteCount, is_internal: bool = False
     ) -> None:
         self._host = host
         self._inboxes = inboxes
@@ -133,7 +133,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Handle the end of the connection."""
-        unregister(self)
+        drop_sockets(self)
         if not self.gone and (error is None or isinstance(error, FROM_THEIR_SIDE)):
             self.closing = DisconnectKind.DROPPED
         self._free_buffers()

@@ -73,7 +73,7 @@ class Peers:
         snapshots = self.durability.engine.state.snapshots
         if not self._exceeds_memory(snapshots.held_bytes, self.outboxes_kept_back):
             return
-        peer = None if snapshots.oldest is None else self.by_id.get(snapshots.oldest.reader)
+        peer = None if snapshots.oldest_snapshot is None else self.by_id.get(snapshots.oldest_snapshot.reader)
         if peer is not None and not peer.gone:
             self.table.log_refusal(
                 "%s is disconnected: %d bytes are kept for unread listings, its the oldest",

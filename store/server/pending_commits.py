@@ -70,7 +70,7 @@ class PendingCommits:
         """Return the number of the step that must be on disk before the reply is sent, and the adjusted reply."""
         if self.appended <= self.durable:
             return self.durable, response
-        number = self.appended if isinstance(response, Failed) else self._last_step_reply_shows(request)
+        number = self.appended if isinstance(response, Failed) else self._last_step_in_reply(request)
         if isinstance(response, Listing | Counted | Pong):
             # The reply is also true at the revision after step `number`, as no key in it has changed since. A long
             # listing of an earlier revision keeps its revision.
@@ -79,17 +79,17 @@ class PendingCommits:
                 response = response.replace(revision=on_disk_by_then)
         return number, response
 
-    def _last_step_reply_shows(self, request: Request[Any]) -> int:
+    def _last_step_in_reply(self, request: Request[Any]) -> int:
         """Return the number of the last step whose changes the reply may show."""
         match request:
             case Guarded(when=when, request=guarded):
-                return max(self._last_step_reply_shows(guarded), self._last_change(condition.key for condition in when))
+                return max(self._last_step_in_reply(guarded), self._last_change_of(condition.key for condition in when))
             case Get(key=key):
                 return self._changed.get(key, 0)
             case GetMany(keys=keys):
-                return self._last_change(keys)
+                return self._last_change_of(keys)
             case List(prefix=prefix) | Count(prefix=prefix) if len(self._changed) <= PREFIX_LOOKS_MAX:
-                return self._last_change(
+                return self._last_change_of(
                     key for key in self._changed if isinstance(key, str) and key.startswith(prefix)
                 )
             case KeepAlive(lease=lease):
@@ -98,7 +98,7 @@ class PendingCommits:
                 return 0
         return self.appended
 
-    def _last_change(self, keys: Iterable[str]) -> int:
+    def _last_change_of(self, keys: Iterable[str]) -> int:
         return max((self._changed.get(key, 0) for key in keys), default=0)
 
 

@@ -49,7 +49,7 @@ class RequestScheduler:
     clock: Callable[[], float]  # gives the time of requests
     stopwatch: Callable[[], float]  # measures turns
     figures: Callable[[], dict[str, Any]]
-    on_request: Callable[[str, str, float], None] | None = None  # see `Server.on_request`
+    on_request: Callable[[str, str, float], None] | None = None  # see `Server.add_request_callback`
     bytes_in: int = 0
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class RequestScheduler:
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
 
     def handle_disconnect(self, peer: Peer) -> None:
-        """See `PeerHandler.handle_disconnect`."""
+        """See `PeerCallbacks.handle_disconnect`."""
         self.dispatcher.remove_peer(peer)
         self._slowed.pop(peer, None)
         self._for_disk.pop(peer, None)
@@ -77,14 +77,14 @@ class RequestScheduler:
             self._schedule_pass()
 
     def handle_bytes(self, peer: Peer, size: int) -> None:
-        """See `PeerHandler.handle_bytes`."""
+        """See `PeerCallbacks.handle_bytes`."""
         self.bytes_in += size
         peer.received_at = now = self.clock()
         if self._durability.leaving:
             return  # requests are ignored while the journal writes its last group
         assert peer.unread is None, "a peer is not read while its requests wait"
         data = bytes(self.buffer[:size])  # copied: all peers share the buffer
-        if self._pass_comes and (self._is_busy or self.dispatcher.peer_is_behind(peer.id)):
+        if self._pass_comes and (self._must_yield or self.dispatcher.peer_is_behind(peer.id)):
             peer.unread = peer.connection.receive(data)
         elif not self._try_at_once(peer, data, now):
             is_read = peer.work is not None or peer.stalled is not None
@@ -99,7 +99,7 @@ class RequestScheduler:
             self._pause_until_caught_up(peer)
 
     def resume_requests(self, peer: Peer) -> None:
-        """See `PeerHandler.resume_requests`."""
+        """See `PeerCallbacks.resume_requests`."""
         behind = self._durability.is_overloaded
         if peer.outbox.held and (peer.outbox.bytes > PIECE_BYTES or behind):
             return
@@ -140,7 +140,7 @@ class RequestScheduler:
         if self.dispatcher.peer_is_behind(peer.id):
             self._pause_until_caught_up(peer)
             return
-        if self._is_busy:
+        if self._must_yield:
             self._queue_for_turn(peer, used=False)
             return
         began = self.stopwatch()
@@ -202,7 +202,7 @@ class RequestScheduler:
         self.dispatcher.flush()
 
     @property
-    def _is_busy(self) -> bool:
+    def _must_yield(self) -> bool:
         return self._turns.is_pass_time_up or self.dispatcher.is_overloaded
 
     def _queue_for_turn(self, peer: Peer, *, used: bool) -> None:
@@ -234,10 +234,10 @@ class RequestScheduler:
             if not self._durability.is_overloaded:
                 self._resume_slowed_peers()
         self.dispatcher.flush()
-        while not self._is_busy and (peer := self._turns.next()) is not None:
+        while not self._must_yield and (peer := self._turns.next()) is not None:
             self._continue_requests(peer)
             peer.resume_requests()
-        while self._for_disk and not self._is_busy and not self._durability.delays_large_writes:
+        while self._for_disk and not self._must_yield and not self._durability.delays_large_writes:
             self._for_disk.popitem(last=False)[0].resume_requests()
         if self._turns or self.dispatcher.has_more or (self._for_disk and not self._durability.delays_large_writes):
             self._schedule_pass()

@@ -21,7 +21,7 @@ from store.errors import NotPicklable, StoreUsageError
 from store.net.address import Address, join_host_port, token_bytes
 from store.net.callers import register_served_store, unregister_served_store
 from store.net.process import process_identity
-from store.net.sockets import close_in_children, files_needed, is_ctrl_c, listen_on, raised_file_limit, unregister
+from store.net.sockets import close_in_children, drop_sockets, files_needed, is_ctrl_c, listen_on, raised_file_limit
 from store.net.standard_streams import reserve_streams_if_uvloop
 from store.net.tasks import cancel_and_wait, running_loop
 from store.net.threads import in_thread
@@ -159,13 +159,13 @@ class Server(NotPicklable):
     def _include_connection_memory(self, engine: Engine) -> None:
         engine.state.held_elsewhere = lambda: self._peers.unfreeable_bytes
 
-    def on_request(self, callback: Callable[[str, str, float], None]) -> None:
+    def add_request_callback(self, callback: Callable[[str, str, float], None]) -> None:
         """Call `callback` after each request with its kind, "ok" or the kind of error, and the seconds it took."""
         self._scheduler.on_request = callback
 
     def start(self) -> None:
         """Start the journal and the timer that lets leases lapse; `shut_down` stops both."""
-        self.end_when_alone.open(asyncio.get_running_loop())
+        self.end_when_alone.note_loop(asyncio.get_running_loop())
         self._durability.start()
         self._timer = asyncio.create_task(self._run_periodic_checks(), name=f"timer of store {self.store_id}")
         self._timer.add_done_callback(self._stop_if_task_failed)
@@ -254,7 +254,7 @@ def _check_address(host: object, port: object) -> None:
         raise StoreUsageError(f"host={brief(host)}, port={brief(port)}: give a name, and a port from 0 to 65535")
 
 
-def _token_with_fallback(token: Callable[[], bytes | None], last: bytes | None) -> Callable[[], bytes | None]:
+def _make_token_reader(token: Callable[[], bytes | None], last: bytes | None) -> Callable[[], bytes | None]:
     """Return a function that returns the user's token; if the user's function fails, the last token."""
 
     def current_token() -> bytes | None:
@@ -321,7 +321,7 @@ async def serve(
     secret = token_bytes(token() if callable(token) else token)
     if secret == b"" or (secret is None and callable(token)):
         raise StoreUsageError("the token is empty; leave it out, or give one")
-    wanted = _token_with_fallback(token, secret) if callable(token) else secret
+    wanted = _make_token_reader(token, secret) if callable(token) else secret
     for address in addresses:
         check_exposure(address, token=secret, tls=tls, insecure=insecure)
     loop = running_loop()
@@ -380,7 +380,7 @@ async def _accept_clients(
         if made_in is process_identity():  # a forked child leaves the server to its parent
             listener.close()
             unregister_served_store(server.port)
-            unregister(server)
+            drop_sockets(server)
             if asyncio.get_running_loop() is not loop:  # connections and timers are of a loop that no longer runs
                 raise StoreUsageError("close the server in the event loop that opened it: its clients were not told")
             try:

@@ -122,7 +122,7 @@ async def live(url: str, name: str) -> None:
                     with outcome_said(info.round) as value:
                         await info.store.set(f"by/{info.rank}", value)
                     if _must_count.is_set():
-                        say_counted(await handler.change_tally(one_more))
+                        say_counted(await handler.change_counts(one_more))
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(changed.wait(), WRITES_EVERY)
                 say("leaving", round=round)
@@ -174,7 +174,7 @@ def live_blocking(url: str, name: str) -> None:
                 with outcome_said(info.round) as value:
                     info.store.set(f"by/{info.rank}", value)
                 if _must_count.is_set():
-                    say_counted(handler.change_tally(one_more))
+                    say_counted(handler.change_counts(one_more))
                 changed.wait(WRITES_EVERY)
             say("leaving", round=round)
 

@@ -38,7 +38,7 @@ LATER = {
         ("    expected: int | bytes | bool\n", "    expected: int | bytes | bool\n    why: str = \"\"\n"),
         ("    ttl: float | None = None\n    lease: int | None = None\n", "    ttl: float | None = None\n    lease: int | None = None\n    note: str = \"\"\n"),
         ('    """The request was carried out."""\n', '    """The request was carried out."""\n\n    mood: str = "fine"\n'),
-        ("class TooManyElements(", "class Tickle(Request[Done], code=63):\n    key: str\n\n\nclass TooManyElements("),
+        ("class TooLargeRequest(", "class Tickle(Request[Done], code=63):\n    key: str\n\n\nclass TooLargeRequest("),
     ],
 }  # fmt: skip
 

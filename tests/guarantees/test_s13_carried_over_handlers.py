@@ -168,7 +168,7 @@ CHANGES: dict[str, tuple[Change, Callable[[RunStatus, bytes], bool]]] = {
     "ban": (lambda node: node.ban("z"), lambda status, _: "z" in status.banned),
     "ban for a minute": (lambda node: node.ban("z", lasts=60), lambda status, _: "z" in status.banned),
     "closing": (lambda node: node.set_closed("it is done"), lambda status, _: "it is done" in str(status.closed)),
-    "counts": (lambda node: node.change_tally(lambda _: COUNTS), lambda _, tally: tally == COUNTS),
+    "counts": (lambda node: node.change_counts(lambda _: COUNTS), lambda _, tally: tally == COUNTS),
 }
 
 
@@ -197,7 +197,7 @@ async def test_s13_a_change_acknowledged_just_before_the_loss_holds_whoever_come
         done, _ = await asyncio.wait(joining[-2:], timeout=20)
         assert len(done) == 2
         for node in [x, y]:
-            assert holds(await node.status(), await node.change_tally(bytes))
+            assert holds(await node.status(), await node.change_counts(bytes))
         assert change != "closing" or all(isinstance(task.exception(), RendezvousClosedError) for task in done)
 
 

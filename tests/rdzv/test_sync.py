@@ -78,7 +78,7 @@ def test_a_poll_interrupted_by_a_signal_handler_loses_no_change() -> None:
             return next(self._numbers)
 
     def call(work: Any) -> Any:
-        under_way = thread.run(work)
+        under_way = thread.start_call(work)
         try:
             return wait_for_result(under_way)
         except BaseException:
@@ -147,7 +147,7 @@ def test_a_blocking_call_in_the_node_thread_is_refused_and_holds_nothing_up(url:
             with pytest.raises(RendezvousStateError, match="make it in another thread"):
                 handler.status()
 
-        wait_for_result(handler.start(ask()))
+        wait_for_result(handler.spawn(ask()))
         assert handler.next_rendezvous().world_size == 1
 
 
@@ -263,7 +263,7 @@ busy = threading.Event()
 async def hold_up():
     busy.wait()
 with rdzv.sync.connect(URL + "/job?min_nodes=2&max_nodes=2", is_host=False, node_id="a") as handler:
-    holding = handler.node.loop.start(hold_up())
+    holding = handler.node.loop.spawn(hold_up())
     for _ in range(2):  # also while the one before is still to be undone
         interrupt_when(lambda: True)
         try:
@@ -273,7 +273,7 @@ with rdzv.sync.connect(URL + "/job?min_nodes=2&max_nodes=2", is_host=False, node
     busy.set()
     holding.wait()
     handler.leave()  # which waits until what was abandoned is undone
-    print("ghosts", list(handler.status().waiting), handler.node.joining, flush=True)
+    print("ghosts", list(handler.status().waiting), handler.node.is_joining, flush=True)
     print("rank", handler.next_rendezvous().rank, flush=True)
 """
     async with store.serve() as server, start_python("-c", HEAD + INTERRUPT + script, server.url) as child:

@@ -15,18 +15,18 @@ from typing import Any, Final
 from rdzv.core import state, stopping, view
 from rdzv.core.decision import (
     Act,
-    Commit,
+    ApplyResize,
+    CommitRound,
     Expel,
-    Resize,
-    Wait,
-    WriteProgress,
+    Idle,
+    WriteRoundProgress,
     WriteStop,
+    act_of_joiner,
     decide,
-    next_act_of,
-    wait_text,
+    wait_reason_text,
 )
 from rdzv.core.history import History, HistoryWriter, nodes_gone_before_round, pack_history
-from rdzv.core.ranks import find_rank_order
+from rdzv.core.ranks import rank_order_named
 from rdzv.core.report import account
 from rdzv.core.stuck.accusing import Accusation
 from store import Event
@@ -46,7 +46,7 @@ class Led(HandFed):
         self.changed = Recorder().changed
         self.began: float | None = None
         self.picture: Any = None
-        super().__init__(order=find_rank_order(order), **rules)
+        super().__init__(order=rank_order_named(order), **rules)
         self.rules = replace(self.rules, unit_within=unit_within, ttl=ttl)
         self.writer, self.written = HistoryWriter(), History()
         self.writer.take_over(self.written, began=None, now=self.now)
@@ -81,24 +81,24 @@ class Led(HandFed):
         """Act until there is nothing to do but to wait; return until when."""
         while True:
             act: Act = decide(self.picture, self.rules, now=self.now)
-            if not isinstance(act, Resize | Expel):
+            if not isinstance(act, ApplyResize | Expel):
                 self.writer.note_progress(act.progress, now=self.now)
             getattr(self, f"do_{type(act).__name__.lower()}")(act)
-            if isinstance(act, Wait):
+            if isinstance(act, Idle):
                 return act.until
 
-    def do_wait(self, act: Wait) -> None:
+    def do_idle(self, act: Idle) -> None:
         self.note("  waits", {"until": act.until and act.until - 1000.0, "error": act.error and repr(act.error)})
 
-    def do_writeprogress(self, act: WriteProgress) -> None:
-        self.note(f"reports: {wait_text(act.progress)}")
-        facts: Any = {"now": self.now, "at": DAY + self.now, "why": self.view.why, "unbans": act.unbans.values()}
+    def do_writeroundprogress(self, act: WriteRoundProgress) -> None:
+        self.note(f"reports: {wait_reason_text(act.progress)}")
+        facts: Any = {"now": self.now, "at": DAY + self.now, "why": self.view.why_gone, "unbans": act.unbans.values()}
         self.keep(self.writer.history_with_incidents(act.progress, self.picture.head.closed, **facts))
         self.tell(act.progress)
         last = max([self.picture.unbanned_at, *(one.revision for one in act.unbans.values())])
         self.change(unbanned_at=last)
 
-    def do_commit(self, act: Commit) -> None:
+    def do_commitround(self, act: CommitRound) -> None:
         self.note(f"completes round {act.number}: {', '.join(one.node_id for one in act.members)}")
         nodes, lost = {one.node_id: one.address for one in act.members}, self.picture.head.lost_store
         facts: Any = {
@@ -128,7 +128,7 @@ class Led(HandFed):
         self.tell(act.progress)
         self.die(act.node_id)
 
-    def do_resize(self, act: Resize) -> None:
+    def do_applyresize(self, act: ApplyResize) -> None:
         new = self.picture.head.resized
         self.rules = replace(self.rules, needed=new.min_nodes, capacity=new.max_nodes)
         self.change(resized_at=act.revision)
@@ -175,7 +175,7 @@ class Led(HandFed):
 
     def asks(self, name: str, **known: Any) -> None:
         """A waiting node asks for its next act."""
-        told = next_act_of(self.me(name, node_id=name, **known), self.picture.head, now=self.now)
+        told = act_of_joiner(self.me(name, node_id=name, **known), self.picture.head, now=self.now)
         self.note(f"{name} shall {told}")
 
     def cost(self) -> None:

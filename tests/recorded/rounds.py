@@ -23,7 +23,7 @@ import rdzv
 from rdzv.bootstrap_check import WITHIN
 from rdzv.config import settings
 from rdzv.core import stored
-from rdzv.core.report import report
+from rdzv.core.report import status_json
 from rdzv.core.round import Round
 from rdzv.errors import GiveUp
 from rdzv.loop.rounds import Round as LoopRound
@@ -145,7 +145,7 @@ class Play(VirtualRun):
 
     async def __aenter__(self) -> Play:
         self._patches = contextlib.ExitStack()
-        for name in ("check_reachability", "is_reachable"):
+        for name in ("check_reachability", "is_host_reachable"):
             self._patches.enter_context(patch(f"rdzv.node.member.joining.{name}", getattr(self, name)))
         with patch("tests.support.runs.FaultyWorld", SteadyWorld):
             await super().__aenter__()
@@ -168,7 +168,7 @@ class Play(VirtualRun):
         if name in self.recorder.dead:
             return
         before, part = self.seen.get(name), self._handlers[name].node.part
-        self.seen[name] = [part.reason and "", *(getattr(part, one) for one in STATE.split())]
+        self.seen[name] = [part.wait_reason and "", *(getattr(part, one) for one in STATE.split())]
         if if_changed and before == self.seen[name]:
             return
         if told := self.recorder.changed(f"node {name}", known(self._handlers[name])):
@@ -219,7 +219,7 @@ class Play(VirtualRun):
             else (f"{' and '.join(await read_names(missing))} did not come", missing)
         )
 
-    async def is_reachable(self, host: str, _: int) -> bool:
+    async def is_host_reachable(self, host: str, _: int) -> bool:
         await asyncio.sleep(0.01)
         return not any(host == at for _, at in self.unreachable)
 
@@ -238,18 +238,18 @@ def known(handler: Handler) -> dict[str, Any]:
     node, link, membership = handler.node, handler.node._link, handler.membership
     told: dict[str, Any] = {"changed": handler.num_nodes_changed(), "gone": handler.num_nodes_changed(on_loss=False)}
     told["may host"] = [node.may_host(away) for away in (0.0, 1.0, 2.0, 3.0)]
-    told["others"] = [handler.describe_absence(one) for one in "abc"]
-    told["link"] = link and (link.describe_slowness(), link.hosting_hint)
-    told["draining"] = dict(handler.draining())
+    told["others"] = [handler.describe_gone_node(one) for one in "abc"]
+    told["link"] = link and (link.describe_slowness(), link.no_listener_hint)
+    told["draining"] = dict(handler.draining_members())
     for of, names in (
-        (node, "is_connected connected_for joining needs_store has_lost_store is_draining store_loss"),
-        (node.part, f"reason {STATE}"),
+        (node, "is_connected connected_for is_joining needs_store has_lost_store is_draining store_loss"),
+        (node.part, f"wait_reason {STATE}"),
         (node.part.arrival, "state began revision"),
         (link, "round_trip reconnect_seconds release_within"),
         (membership, "over lost_ids record_gone expelled"),
     ):
         told |= {name: getattr(of, name) for name in names.split() if of is not None}
-    return told | {"next_store_generation": node.next_store_generation}
+    return told | {"next_store_generation": node.least_next_generation}
 
 
 class Actor:
@@ -291,7 +291,7 @@ class Actor:
         if isinstance(result, tuple) and result and hasattr(result[0], "phase"):
             return " | ".join(map(self.shown, result))
         if hasattr(result, "phase"):
-            told = {name: one for name, one in report(result).items() if name not in NOT_SHOWN}
+            told = {name: one for name, one in status_json(result).items() if name not in NOT_SHOWN}
             return self.play.recorder.changed("status", told)
         if hasattr(result, "as_json"):
             return self.play.recorder.changed("cost", result.as_json())
@@ -370,7 +370,7 @@ class Actor:
                 await asyncio.sleep(LOOK_EVERY)
                 with contextlib.suppress(StoreError):
                     run = await runs.follow_and_refresh("job")
-                    seen = run.report(), run.page_state(), run.summary(), sorted(runs.changed)
+                    seen = run.current_report(), run.page_state(), run.summary(), sorted(runs.changed)
                     recorder.note(QUIET, recorder.changed("followed", seen))
                 runs.changed.clear()
                 await runs.drop_unused(3.0)

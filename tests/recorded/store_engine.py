@@ -48,7 +48,7 @@ class Book:
         figures |= {
             "chores": self.engine.has_chores,
             "past": len(state.past._order),
-            "reader": getattr(state.snapshots.oldest, "reader", 0),
+            "reader": getattr(state.snapshots.oldest_snapshot, "reader", 0),
             "longest": state.keys.answer_bytes_max,
         }
         new = [f"{name}={text(figures[name])}" for name in figures if figures[name] != self.figures.get(name, 0)]

@@ -166,7 +166,7 @@ class ServedWalk:
         """Do many things, then end the server."""
         self.server.start()
         if self.seed != 3:
-            self.server.on_request(lambda *done: self.lines.append(f"  done: {text(done)}"))
+            self.server.add_request_callback(lambda *done: self.lines.append(f"  done: {text(done)}"))
         with contextlib.closing(self.network.listen("store", self.server.protocol)):
             for _ in range(140):
                 what = await self.step()

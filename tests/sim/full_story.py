@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rdzv.core.decision import Rules
-from rdzv.core.ranks import find_rank_order
+from rdzv.core.ranks import rank_order_named
 from rdzv.core.round import Participant
 from rdzv.core.state import NodesLeft, NodesLost
 from rdzv.membership import RendezvousInfo
@@ -60,7 +60,7 @@ class FullStory(Story):
             unit=unit,
             last_call=rng.choice((0.3, 1.0, 3.0)),
             early_last_call=rng.random() < 0.7,
-            order=find_rank_order(order),
+            order=rank_order_named(order),
         )
         self.settings: dict[str, Any] = {
             "min_nodes": needed,
@@ -98,7 +98,7 @@ class FullStory(Story):
                 self.troubles.light_fuse_at_commit()
             for _ in range(rng.randint(1, 8)):
                 director.call_later(rng.uniform(0.1, trouble), self.troubles.something_happens)
-        timeline.run(began + max(trouble, spread))
+        timeline.run_until_time(began + max(trouble, spread))
         self._settle(count)
         return {"rounds": len(self.checker.rounds), "fenced_writes": self.checker.fenced_writes}
 
@@ -185,10 +185,10 @@ class FullStory(Story):
         if last is None or last.round.revision != membership.round.revision or self.checker.closed:
             return
         for (name, arrival), at in self.gone_at.items():
-            told = any(isinstance(change, NodesLost | NodesLeft) for change in node.heard) or node.node.joining
+            told = any(isinstance(change, NodesLost | NodesLeft) for change in node.heard) or node.node.is_joining
             if last.arrivals.get(name) == arrival and max(at, self.disturbed_until) < self.now - PUSHED_WITHIN:
                 self.truth.require(
-                    (told and node.heard_for is membership) or handler.num_nodes_changed() > 0 or node.node.joining,
+                    (told and node.heard_for is membership) or handler.num_nodes_changed() > 0 or node.node.is_joining,
                     f"{name} has been gone for {self.now - at:.2f} s, and {node.name} has not been told (R5)",
                 )
 
@@ -209,9 +209,11 @@ class FullStory(Story):
             NOTICED_WITHIN + 2.5 * TTL + ROLE_TTL + 2 * (self.rules.last_call + self.promptly) * CLOCKS_APART + 4.0
         )
         while self.now < began + promised:
-            timeline.run(self.now + 0.25)
+            timeline.run_until_time(self.now + 0.25)
             if self._settled():
-                timeline.run(self.now + 1.0)  # it must stay so; and keys of older rounds are deleted meanwhile
+                timeline.run_until_time(
+                    self.now + 1.0
+                )  # it must stay so; and keys of older rounds are deleted meanwhile
                 if self._settled():
                     self._be_still()
                     self._check_leftover_keys()
@@ -243,7 +245,7 @@ class FullStory(Story):
         if self.checker.closed or self.checker.last is None or self.checker.last.at > self.now - 1.0:
             return
         round = self.checker.last.round
-        kept = KEYS.attempt(round.number, round.term)
+        kept = KEYS.round_prefix(round.number, round.term)
         left = [key for key in self.cosmos.store.books.now_under(KEYS.rounds) if not key.startswith(kept)]
         self.truth.require(not left, f"round {round.number} stands, and of older ones there is {left} (R10)")
 
@@ -251,8 +253,8 @@ class FullStory(Story):
         """Wait until all nodes are connected and there is a coordinator that has read everything."""
         timeline, deadline = self.cosmos.timeline, self.now + NOTICED_WITHIN
         while not all(node.connected for node in self.alive() if node.refused is None) and self.now < deadline:
-            timeline.run(self.now + 0.25)
-        timeline.run(self.now + (ROLE_TTL + ELECTION_MOST) * CLOCKS_APART + self.promptly)
+            timeline.run_until_time(self.now + 0.25)
+        timeline.run_until_time(self.now + (ROLE_TTL + ELECTION_MOST) * CLOCKS_APART + self.promptly)
 
     def _lose_one(self) -> None:
         """Kill a member, and check that the others are told within a second after its time to reconnect (R5)."""
@@ -268,7 +270,7 @@ class FullStory(Story):
         for node in others:
             node.stays = True
         began = self.now
-        timeline.run(began + DISCONNECT_TTL * CLOCKS_APART + self.promptly)
+        timeline.run_until_time(began + DISCONNECT_TTL * CLOCKS_APART + self.promptly)
         for node in others:
             told = [change for change in node.heard if isinstance(change, NodesLost) and lost.name in change.node_ids]
             self.truth.require(

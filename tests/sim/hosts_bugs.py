@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rdzv.core import decision
-from rdzv.core.decision import Commit, Rules, Wait, decide_round
+from rdzv.core.decision import CommitRound, Idle, Rules, decide_round
 from rdzv.core.hosts.lost_store import known_lost_store
 from rdzv.core.state import Head, LostStore
 from rdzv.core.view import View
@@ -19,7 +19,7 @@ __all__ = ["HOSTS_BUGS"]
 
 @contextmanager
 def _the_first_round_does_not_wait() -> Iterator[None]:
-    def at_once(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Commit:
+    def at_once(view: View, rules: Rules, head: Head, *, now: float) -> Idle | CommitRound:
         return decide_round(view, replace(rules, ttl=0.0), head, now=now)
 
     with patch.object(decision, "decide_round", at_once):
@@ -40,7 +40,7 @@ def _a_resize_is_not_carried() -> Iterator[None]:
     def unchanged(agreed: Any, **_: Any) -> Any:
         return agreed
 
-    with patch.object(lost_store, "resize", unchanged):
+    with patch.object(lost_store, "with_resize", unchanged):
         yield
 
 

@@ -20,7 +20,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from rdzv.config.resizing import whole_unit_limits
+from rdzv.config.resizing import unit_limits
 from rdzv.core.state import Ban, LostStore, unpack_settings
 from rdzv.errors import RendezvousError
 from rdzv.membership import RendezvousInfo
@@ -144,7 +144,7 @@ class HostsStory(TrainingStory):
         require(was.at(KEYS.closed, at) is None, f"{best.name} knew that the run is closed; {last.round} (R8)")
         settings = was.at(KEYS.settings, at)
         if settings is not None and books.at(KEYS.resized, books.revision) is None:
-            sizes = whole_unit_limits(unpack_settings(settings.value))
+            sizes = unit_limits(unpack_settings(settings.value))
             now = self.rules.needed, self.rules.capacity
             require(now == sizes, f"{best.name} knew of {sizes} nodes, and {last.round} has begun with {now}")
         bans = {key for key, ban in was.under(KEYS.bans, at).items() if Ban.unpack(ban.value).lasts is None}
@@ -183,7 +183,7 @@ class HostsTroubles(TrainingTroubles):
         if is_running := self._at_work():
             node = self._rng.choice(is_running)
             self._story.say(f"{node.name} counts")
-            node.ask(partial(node.handler.change_tally, lambda before: before + b"1"))
+            node.ask(partial(node.handler.change_counts, lambda before: before + b"1"))
 
     def _ban(self) -> None:
         if is_running := [node for node in self._at_work() if node.connected and isinstance(node, Trainer)]:

@@ -88,7 +88,7 @@ class Cosmos(FaultyWorld):
 
     def end(self) -> None:
         """End all processes and the store."""
-        self.timeline.end()
+        self.timeline.end_processes()
         self.store.close()
 
 
@@ -110,7 +110,7 @@ class HeardProcess(Process):
     def client(self, *, thread: str = "", **options: Any) -> HeardClient:
         """Make a client of the store for this process. A client of another thread has connections of its own."""
         return self.cosmos.seams.client(
-            self.dial(thread=thread),
+            self.make_dial(thread=thread),
             name=STORE,
             rng=random.Random(self.rng.random()),
             process=process_identity_of(self.source),

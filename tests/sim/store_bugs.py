@@ -99,7 +99,7 @@ def _planted(owner: type, name: str, bug: Any) -> Seams:
 
 
 STORE_BUGS = {
-    "a read that does not wait for the disk": _planted(PendingCommits, "_last_step_reply_shows", _waits_for_nothing),
+    "a read that does not wait for the disk": _planted(PendingCommits, "_last_step_in_reply", _waits_for_nothing),
     "a reply that is kept too short": _planted(Sessions, "keep_for_reconnect", _close_and_forget),
     "a reply that does not survive the store": Seams(journal=ReplylessJournal),
     "a row of the journal that is passed over": Seams(journal=DamagedJournal),

@@ -87,9 +87,9 @@ class StoreStory(Story):
         for number in range(self.rng.randint(2, 4)):
             self.start(f"c{number}")
         self.director.start(self.troubles.make())
-        timeline.run(self.now + self.trouble)
+        timeline.run_until_time(self.now + self.trouble)
         self._calm_down()
-        timeline.run(self.now + CALM)
+        timeline.run_until_time(self.now + CALM)
         self._check_the_end()
         return {"unanswered": sum(operation.returned is None for operation in self.history)}
 

@@ -68,7 +68,7 @@ class Story:
             on_revision=self._revision,
         )
         self.truth = self.cosmos.truth
-        self.director = self.cosmos.timeline.host("the director")
+        self.director = self.cosmos.timeline.new_host("the director")
         self.calm = False
         self.disturbed_until = 0.0
 

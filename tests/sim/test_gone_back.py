@@ -44,17 +44,17 @@ def play(seed: int) -> StoreError | None:
         try:
             early = sqlite3.connect(":memory:")
             while acknowledged < 5:
-                cosmos.timeline.run(cosmos.now + 0.05)
+                cosmos.timeline.run_until_time(cosmos.now + 0.05)
             disk.database.backup(early)
             kept = acknowledged
             while acknowledged < kept + 5:
-                cosmos.timeline.run(cosmos.now + 0.05)
+                cosmos.timeline.run_until_time(cosmos.now + 0.05)
             cosmos.store.die(silently=rng.random() < 0.5)
             early.backup(disk.database)
             early.close()
-            cosmos.timeline.run(cosmos.now + rng.uniform(0.1, 3.0))
+            cosmos.timeline.run_until_time(cosmos.now + rng.uniform(0.1, 3.0))
             cosmos.store.start()
-            cosmos.timeline.run(cosmos.now + 120.0)
+            cosmos.timeline.run_until_time(cosmos.now + 120.0)
         finally:
             cosmos.end()
     assert told, "it waits for ever"

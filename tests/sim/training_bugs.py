@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rdzv.core import decision
-from rdzv.core.decision import Act, Expel, Rules, WriteProgress, decide
+from rdzv.core.decision import Act, Expel, Rules, WriteRoundProgress, decide
 from rdzv.core.state import Change, Head, NodeRecord
 from rdzv.core.stopping import StepGate, Stop, StopNegotiation
 from rdzv.core.view import Picture
@@ -79,7 +79,7 @@ def _a_finished_member_forgets_its_steps() -> Iterator[None]:
     def forget(self: StepGate) -> None:
         self.begun, self.at_end = None, True
 
-    with patch.object(StepGate, "finish", forget):
+    with patch.object(StepGate, "note_body_end", forget):
         yield
 
 
@@ -126,7 +126,7 @@ def _a_report_of_an_earlier_picture() -> Iterator[None]:
         earlier = self._picture.told
         revision = await expel(self, act)
         if revision is not None and earlier is not None and earlier.round == act.progress.round:
-            await self._write_progress(WriteProgress(progress=earlier))
+            await self._write_progress(WriteRoundProgress(progress=earlier))
         return revision
 
     with patch.object(CoordinatorTerm, "_expel", expel_and_report):

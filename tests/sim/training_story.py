@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from rdzv.config.resizing import whole_unit_limits
+from rdzv.config.resizing import unit_limits
 from rdzv.core.round_life import EndKind
 from rdzv.core.state import NodeRecord, unpack_settings
 from rdzv.core.stopping import Stop
@@ -163,7 +163,7 @@ class TrainingStory(FullStory):
             if event.key.startswith(KEYS.nodes) and not event.key.startswith(KEYS.accusations):
                 self._node_changed(event)
             elif event.key == KEYS.settings and event.kind == "put":
-                needed, capacity = whole_unit_limits(unpack_settings(event.value))
+                needed, capacity = unit_limits(unpack_settings(event.value))
                 self.rules = self.checker.rules = replace(self.rules, needed=needed, capacity=capacity)
                 self.checker.resized()
             elif event.key == KEYS.stop and event.kind == "put":
@@ -285,7 +285,7 @@ class TrainingStory(FullStory):
         """Let one member leave by a drain, then kill another. Check that no other stays in that body (R21, R23)."""
         if (members := self._members()) and self.on_waiting == "wait":
             self.start("late")  # this node has to wait
-            self.cosmos.timeline.run(self.now + self.let_out_within)
+            self.cosmos.timeline.run_until_time(self.now + self.let_out_within)
         if members := self._members():
             self._see_out(members, EndKind.AGREED, self.rng.choice(members).leave)
         if len(members := self._members()) > 1:
@@ -303,7 +303,7 @@ class TrainingStory(FullStory):
     def _see_out(self, members: list[Trainer], kind: EndKind, happens: Callable[[], object]) -> None:
         rounds = {node.name: node.inside for node in members}
         happens()
-        self.cosmos.timeline.run(self.now + max(OUT_WITHIN, self.let_out_within) + self.promptly)
+        self.cosmos.timeline.run_until_time(self.now + max(OUT_WITHIN, self.let_out_within) + self.promptly)
         for name, round in rounds.items():
             ending = None if round is None else round.ending
             self.truth.require(

@@ -228,7 +228,7 @@ class FaultyStore(StoreMachine):
     leaving = False
     dark = False  # the machine has no power
 
-    def new_disk(self, store_id: str) -> FaultyDisk:
+    def make_disk(self, store_id: str) -> FaultyDisk:
         return FaultyDisk(self._rng, store_id=store_id, on_commit=self.committed, now=lambda: self._world.now)
 
     def committed(self, group: list[ChangeSet]) -> None:

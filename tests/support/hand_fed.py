@@ -7,7 +7,17 @@ successor can take over from these alone.
 from typing import Any
 
 from rdzv import Closed
-from rdzv.core.decision import Commit, JoinClock, Joiner, KeepWaiting, Rules, RunClosed, Wait, decide_round, next_act_of
+from rdzv.core.decision import (
+    ClosedAnswer,
+    CommitRound,
+    Idle,
+    JoinClock,
+    Joiner,
+    KeepWaiting,
+    Rules,
+    act_of_joiner,
+    decide_round,
+)
 from rdzv.core.ranks import RankOrder, survivors_first
 from rdzv.core.round import Member, Round
 from rdzv.core.state import CurrentCoordinator, Head, NodeRecord, Progress
@@ -96,7 +106,7 @@ class HandFed:
             what, *names = step.split()
             getattr(self, what)(*names)
 
-    def decide(self) -> Wait | Commit:
+    def decide(self) -> Idle | CommitRound:
         """Return the decision: the next round can be completed now, or the condition it waits for."""
         closed = Closed(reason="") if self.closed else None
         return decide_round(self.view, self.rules, Head(closed=closed), now=self.now)
@@ -109,15 +119,15 @@ class HandFed:
     def completes(self) -> list[str] | None:
         """Return the members of the round that completes now, by rank; None if none completes."""
         decision = self.decide()
-        return [record.node_id for record in decision.members] if isinstance(decision, Commit) else None
+        return [record.node_id for record in decision.members] if isinstance(decision, CommitRound) else None
 
     def commit(self) -> list[str]:
         """Let the round complete that can; its members by rank."""
         decision = self.decide()
-        assert isinstance(decision, Commit), f"nothing completes: {decision}"
+        assert isinstance(decision, CommitRound), f"nothing completes: {decision}"
         return self.complete(decision)
 
-    def complete(self, decision: Commit, **fields: Any) -> list[str]:
+    def complete(self, decision: CommitRound, **fields: Any) -> list[str]:
         """Let this round complete; its members by rank."""
         self.revision += 1
         self.round = Round(
@@ -168,9 +178,9 @@ class HandFed:
         """Return the knowledge that a waiting node has of itself."""
         return Joiner(arrival=self.stored[name][0], **known)
 
-    def next_act_of(self, name: str, **known: Any) -> KeepWaiting | Round | RunClosed:
-        """Return the result of `next_act_of` for a waiting node."""
-        return next_act_of(self.me(name, **known), self.head(), now=self.now)
+    def act_of_joiner(self, name: str, **known: Any) -> KeepWaiting | Round | ClosedAnswer:
+        """Return the result of `act_of_joiner` for a waiting node."""
+        return act_of_joiner(self.me(name, **known), self.head(), now=self.now)
 
     def clock(self, timeout: float) -> JoinClock:
         """A node's join timeout, from now on."""

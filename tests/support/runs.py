@@ -245,7 +245,7 @@ def rounds_of(handler: Handler, **options: Any) -> AsyncGenerator[Round, None]:
 
 async def connected(handler: Handler) -> StoreSession:
     """A handler's node, connected: its link to the store."""
-    return await handler.node.loop.start(handler.node.get_session())
+    return await handler.node.loop.spawn(handler.node.get_session())
 
 
 class LastNote:

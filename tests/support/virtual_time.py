@@ -74,7 +74,7 @@ class VirtualTimeLoop(SimulatedLoop):
                 self._horizon = float("inf")  # raised once: tasks must still be cancelled when the loop is closed
                 raise DeadlockError(f"still not over after {HORIZON:.0f} virtual seconds; {self._who_waits()}")
             try:
-                timeline.run(timeline.now if timeline.runnable else next_timer(timeline))
+                timeline.run_until_time(timeline.now if timeline.runnable else next_timer(timeline))
             finally:
                 timeline.problem = None  # it is raised once
         return work.result()
@@ -85,7 +85,7 @@ class VirtualTimeLoop(SimulatedLoop):
 
     def close(self) -> None:
         """End whatever else is on the timeline."""
-        self.timeline.end()
+        self.timeline.end_processes()
         super().close()
 
     def _who_waits(self) -> str:

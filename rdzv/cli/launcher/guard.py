@@ -37,11 +37,11 @@ STARTED: set[int] = set()  # pids of the launcher's children; if it is process 1
 PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def main(control: int, files: int, command: list[str], signals: str = "") -> NoReturn:
+def run_guarded(control: int, files: int, command: list[str], signals: str = "") -> NoReturn:
     """Run a command until the command or the launcher ends."""
     close_inherited_files(control)
     if signals:
-        set_signal_state(signals)
+        block_and_ignore(signals)
     try:
         fork_guarded(control, files)
     except OSError as error:
@@ -69,14 +69,14 @@ def close_inherited_files(keep: int) -> None:
 
 
 def signal_state() -> str:
-    """Return the signals that this process blocks and ignores, except SIGPIPE and SIGXFSZ, for `set_signal_state`."""
+    """Return the signals that this process blocks and ignores, except SIGPIPE and SIGXFSZ, for `block_and_ignore`."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     of_python = {signal.SIGPIPE, signal.SIGXFSZ}
     ignored = {each for each in signal.valid_signals() - of_python if signal.getsignal(each) is signal.SIG_IGN}
     return "/".join(",".join(str(int(each)) for each in sorted(some)) for some in (blocked, ignored))
 
 
-def set_signal_state(signals: str) -> None:
+def block_and_ignore(signals: str) -> None:
     """Block and ignore the signals that `signal_state` has returned in the launcher."""
     blocked, ignored = ([int(number) for number in some.split(",") if number] for some in signals.split("/"))
     for number in ignored:
@@ -203,4 +203,4 @@ def _exit_like_child(status: int) -> NoReturn:
 
 if __name__ == "__main__":
     _inherited: tuple[str, str, str] = sys.argv[2].partition("/")  # FILES, SIGNALS
-    main(int(sys.argv[1]), int(_inherited[0]), sys.argv[3:], _inherited[2])
+    run_guarded(int(sys.argv[1]), int(_inherited[0]), sys.argv[3:], _inherited[2])

@@ -31,7 +31,7 @@ COUNTED: Final = ("auto", "cpu", "gpu")  # values of `--nproc` besides numbers, 
 DRAINS_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
 
-class OnChange(Enum):
+class OnChangeMode(Enum):
     """Ways to end the processes when nodes wait to join; see the help of `--on-change`."""
 
     TERM = "term"
@@ -61,10 +61,10 @@ def _parse_drain_signal(text: str) -> signal.Signals:
     return signal.Signals[f"SIG{name}"]
 
 
-def _parse_on_change(text: str) -> OnChange:
-    if text not in (names := [each.value for each in OnChange]):
+def _parse_on_change(text: str) -> OnChangeMode:
+    if text not in (names := [each.value for each in OnChangeMode]):
         raise argparse.ArgumentTypeError(f"{text[:80]!r} must be one of {', '.join(names)}")
-    return OnChange(text)
+    return OnChangeMode(text)
 
 
 def _parse_exit_codes(text: str) -> dict[ExitAdvice, int]:
@@ -80,7 +80,7 @@ def _parse_exit_codes(text: str) -> dict[ExitAdvice, int]:
     return codes
 
 
-def _field(named: str, kind: Callable[[str], Any] | None, help: str, default: Any = None, without: Any = None) -> Any:
+def _option(named: str, kind: Callable[[str], Any] | None, help: str, default: Any = None, without: Any = None) -> Any:
     """Return a field of `Job` for an option; `without`, if given, is the default of `Job` itself."""
     by = option(named, kind, help, default=default)
     return field(default=default if without is None else without, metadata={"by": by})
@@ -97,67 +97,67 @@ class Job:
     url: str
     command: tuple[str, ...]
     says_cost: bool = True
-    nproc: int = _field(
+    nproc: int = _option(
         "--nproc N|auto|cpu|gpu",
         lambda text: text if text in COUNTED else whole_number(1)(text),
         "processes here: so many, or one for each core or GPU (auto: GPU, if there is one, else core); by default 1, "
         "under Slurm one for each GPU of the node's",
         without=1,
     )
-    preload: tuple[str, ...] = _field(
+    preload: tuple[str, ...] = _option(
         "--preload MODULES",
         _parse_modules,
         "torch,numpy, say: import these once, and fork the processes of a Python command from there, so that a restart "
         "does not import them again",
         (),
     )
-    standby: int = _field("--standby N", whole_number(0), "with --preload: processes that are forked ahead", 0)
+    standby: int = _option("--standby N", whole_number(0), "with --preload: processes that are forked ahead", 0)
     agent_store: bool = _flag(
         "--agent-store", "rank 0's launcher serves PyTorch's TCPStore at MASTER_PORT, as under torchrun", default=False
     )
-    max_restarts: int = _field("--max-restarts N", whole_number(0), "of the run, after failures", 0)  # as in PyTorch
-    give_up_status: int = _field(
+    max_restarts: int = _option("--max-restarts N", whole_number(0), "of the run, after failures", 0)  # as in PyTorch
+    give_up_status: int = _option(
         "--give-up-status N",
         whole_number(1, STATUS_MAX),
         "a process that exits with it ends the run on every node, with this status",
         93,
     )
-    no_progress: int = _field(
+    no_progress: int = _option(
         "--no-progress N",
         whole_number(0),
         f"give the run up after so many rounds, one after the other, that ended by a failure or a loss before any "
         f"process had written the file {CHECKPOINT_FILE}, or told of a second step; 0: never",
         0,
     )
-    exit_codes: Mapping[ExitAdvice, int] | None = _field(
+    exit_codes: Mapping[ExitAdvice, int] | None = _option(
         "--exit-codes restart=N,replace=N,over=N",
         _parse_exit_codes,
         "end with these statuses instead, by what is to be done with this node: start it again here (the store is out "
         "of reach, or no round came about), replace it (it leaves, is not taken in, or has failed once too often), or "
         "nothing (the run is over, though not well)",
     )
-    drain_on: signal.Signals | None = _field(  # noqa: RUF009  `_field` makes a field
+    drain_on: signal.Signals | None = _option(  # noqa: RUF009  `_option` makes a field
         "--drain-on SIGNAL",
         _parse_drain_signal,
         "TERM, say: announce on it that this node leaves, and leave in good order; a second one ends it at once",
     )
-    drain_in: float = _field(
+    drain_in: float = _option(
         "--drain-in SECONDS", duration, "that this node then has, less than whoever sends the signal allows", 30.0
     )
-    on_change: OnChange = _field(  # noqa: RUF009  `_field` makes a field
+    on_change: OnChangeMode = _option(  # noqa: RUF009  `_option` makes a field
         "--on-change term|usr1|checkpoint",
         _parse_on_change,
         f"when nodes wait to join: end the processes at once (term); tell them by SIGUSR1, so that they end by "
         f"themselves (usr1); or wait until one has written the file {CHECKPOINT_FILE} (checkpoint); the last two for "
         f"as long as --grace",
         "term",
-        without=OnChange.TERM,
+        without=OnChangeMode.TERM,
     )
-    grace: float = _field(
+    grace: float = _option(
         "--grace SECONDS", duration, "from SIGTERM to SIGKILL, and the longest wait for a checkpoint", 10.0
     )
     prefix: bool = _flag("--no-prefix", "pass output through, without the rank before each line", default=True)
-    log_dir: str | None = _field(
+    log_dir: str | None = _option(
         "--log-dir DIR", None, "also write what each process writes into DIR/RUN/round-N/rank-R.log"
     )
     stacks: bool = _flag(
@@ -182,7 +182,7 @@ class Job:
         return self.prefix or self.log_dir is not None
 
 
-def arguments() -> Iterator[Argument]:
+def run_arguments() -> Iterator[Argument]:
     """Yield the arguments of `rdzv run` that are fields of `Job`."""
     for each in fields(Job):
         if each.metadata:

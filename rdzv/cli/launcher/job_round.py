@@ -19,10 +19,16 @@ import anyio
 import anyio.to_thread
 
 from rdzv import Change, Draining, Ending, GiveUp, NodesWaiting, Resized, RoundSupersededError, StoreEnding
-from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, SIGNALLED, OnChange, environment_of, process_ranks
+from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, SIGNALLED, OnChangeMode, environment_of, process_ranks
 from rdzv.cli.launcher.processes import Process, open_log
 from rdzv.loop import MOVES, EndKind, NextAction, leaving_in_words
-from rdzv.loop.process_files import BEAT_DIR, clear_step_folder, follow_step_files, note_steps_now, read_exception_line
+from rdzv.loop.process_files import (
+    BEAT_DIR,
+    clear_step_folder,
+    follow_step_files,
+    note_slowest_step,
+    read_exception_line,
+)
 from rdzv.loop.round_monitor import RoundMonitor
 from store.printable import printable
 
@@ -103,7 +109,7 @@ class JobRound:
         try:
             place = process_ranks(info.rank, await info.participants(), job.nproc)
         except RoundSupersededError as error:
-            self.monitor.end(Ending(kind=EndKind.DROPPED, reason="the round is over before it began"))
+            self.monitor.note_ending(Ending(kind=EndKind.DROPPED, reason="the round is over before it began"))
             return await self.monitor.on_work_end(error, in_node=self._handler.call, release=self._ask_all_to_end)
         log.info(
             "run %s, round %d: ranks %d to %d of %d, to meet at %s:%d",
@@ -116,7 +122,7 @@ class JobRound:
             if serve is not None and info.rank == 0:
                 store = await anyio.to_thread.run_sync(serve, info)
                 if store is None:
-                    self.monitor.end(Ending(kind=EndKind.DROPPED, reason="the port that was promised is taken"))
+                    self.monitor.note_ending(Ending(kind=EndKind.DROPPED, reason="the port that was promised is taken"))
                     return NextAction.MEET_AGAIN
                 serving.callback(store.close)
             return await self._run_processes(place)
@@ -189,7 +195,7 @@ class JobRound:
 
     async def _wait_for_end(self) -> signal.Signals | GiveUp | str | None:
         wait: CheckpointWait | None = None
-        while wait is None or not self._is_wait_over(wait):
+        while wait is None or not self._checkpoint_wait_over(wait):
             heard: Wished | Process | Ending | None = None
             with anyio.move_on_after(None if wait is None else LOOK_AGAIN):  # a `get` that times out loses no item
                 heard = await self._heard.get()
@@ -198,7 +204,7 @@ class JobRound:
                     pass
                 case Ending():
                     return None
-                case Process() if wait is not None and self._processes_end_themselves:
+                case Process() if wait is not None and self._uses_usr1:
                     self._running -= 1  # the process was asked to end, so its status does not matter
                 case Process() if heard.status:
                     return self._forwarded_signal_of(heard) or self._failure_of(heard)
@@ -206,13 +212,13 @@ class JobRound:
                     self._running -= 1
                     if self._running == 0:
                         return None
-                case _ if self._job.on_change is not OnChange.TERM:
+                case _ if self._job.on_change is not OnChangeMode.TERM:
                     wait = await self._update_checkpoint_wait(heard, wait)
                 case _ if (why := self._rejoin_reason(heard)) is not None:
                     wait = CheckpointWait(wished=heard, why=why, until=-math.inf, checkpoint=-1)
-        if not self._processes_end_themselves:
+        if not self._uses_usr1:
             await self.claim_round_end()
-        self.monitor.end(Ending(kind=EndKind.AGREED, reason=wait.why))
+        self.monitor.note_ending(Ending(kind=EndKind.AGREED, reason=wait.why))
         return None
 
     async def claim_round_end(self) -> None:
@@ -220,28 +226,28 @@ class JobRound:
         await self._handler.call(self.monitor.claim_end())
 
     @property
-    def _processes_end_themselves(self) -> bool:
-        return self._job.on_change is OnChange.USR1
+    def _uses_usr1(self) -> bool:
+        return self._job.on_change is OnChangeMode.USR1
 
     async def _update_checkpoint_wait(self, wished: Wished, wait: CheckpointWait | None) -> CheckpointWait | None:
         """Begin, continue or cancel a wait for a checkpoint, for at most `--grace` and the seconds left of a drain."""
         why = self._rejoin_reason(wished)
         if why is None:
             gone = isinstance(wished, NodesWaiting) and wait is not None and isinstance(wait.wished, NodesWaiting)
-            return None if gone and not self._processes_end_themselves else wait
+            return None if gone and not self._uses_usr1 else wait
         within = min(self._job.grace, wished.seconds_left) if isinstance(wished, Draining) else self._job.grace
         until = anyio.current_time() + within
         if wait is not None:
             return replace(wait, until=min(until, wait.until))
         log.info("%s, for a checkpoint of the job, at most %g s", printable(why), within)
         wait = CheckpointWait(wished=wished, why=why, until=until, checkpoint=self._checkpoint_mtime())
-        if self._processes_end_themselves:
+        if self._uses_usr1:
             await self.claim_round_end()
             for process in self._processes:
                 process.send_signal(signal.SIGUSR1)
         return wait
 
-    def _is_wait_over(self, wait: CheckpointWait) -> bool:
+    def _checkpoint_wait_over(self, wait: CheckpointWait) -> bool:
         return not self._running or anyio.current_time() >= wait.until or self._checkpoint_mtime() != wait.checkpoint
 
     def _rejoin_reason(self, change: Wished) -> str | None:
@@ -279,7 +285,7 @@ class JobRound:
     def _has_progressed(self) -> bool:
         if self._checkpoint_mtime() != self._checkpoint_before:
             return True
-        note_steps_now(self._membership, self._workplace.beats)
+        note_slowest_step(self._membership, self._workplace.beats)
         return not self._membership.beats.is_first_step
 
     def _checkpoint_mtime(self) -> int:

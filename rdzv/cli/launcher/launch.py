@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv import RendezvousClosedError, RendezvousError, RendezvousGracefulExitError, RendezvousSettingsError
-from rdzv.cli.command import ENDING, RepeatedSignalFilter, message_of, on_signal
+from rdzv.cli.command import ENDING, RepeatedSignalFilter, call_on_signal, message_of
 from rdzv.cli.launcher import guard
 from rdzv.cli.launcher.job import NPROC, SIGNALLED, ExitAdvice
 from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, LauncherContext
@@ -139,11 +139,11 @@ class _Launcher:
 
     def _set_signal_handlers(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            on_signal(number, self._on_stop_signal, number)
+            call_on_signal(number, self._on_stop_signal, number)
         for number in PASSED_ON:
-            on_signal(number, self._forward_signal, number)
+            call_on_signal(number, self._forward_signal, number)
         if self._job.drain_on is not None:
-            on_signal(self._job.drain_on, self._on_drain_signal, self._job.drain_on)
+            call_on_signal(self._job.drain_on, self._on_drain_signal, self._job.drain_on)
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
         """Stop the processes and leave; at a second request exit at once: the guards kill the processes."""
@@ -211,7 +211,7 @@ class _Launcher:
             if not handler.hosts_store and (host := await handler.store_host()):
                 level = logging.INFO if host.startswith(f"run {handler.run_id}, ") else logging.WARNING
                 log.log(level, "run %s: %s serves the store", handler.run_id, host)
-        answering = asyncio.create_task(self._answer_questions(handler), name="answer what operators ask")
+        answering = asyncio.create_task(self._serve_operators(handler), name="answer what operators ask")
         draining = asyncio.create_task(self._drain_when_asked(handler), name="announce that this node leaves")
         reaping = asyncio.create_task(_reap_orphans(), name="reap orphans, as process 1")
         try:
@@ -224,13 +224,13 @@ class _Launcher:
                     if history.chapters:
                         say_error(f"rdzv run: {printable(str(cost))}")
 
-    async def _answer_questions(self, handler: Handler) -> None:
+    async def _serve_operators(self, handler: Handler) -> None:
         async with contextlib.aclosing(handler.questions()) as questions:
             async for name, question in questions:
                 text = await self._answer_to_operator(question.what)
                 if text is not None:
                     with contextlib.suppress(RendezvousError):  # the operator's command then reports a timeout
-                        await handler.answer(name, text)
+                        await handler.answer_operator(name, text)
                 if question.what == KILL and self._job.allow_chaos:
                     log.warning("killed by rdzv chaos")
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -298,7 +298,7 @@ class _Launcher:
     async def _update_restart_counts(self, handler: Handler, change: Callable[[RunCounts], RunCounts]) -> None:
         """Change or read the run's tally of restarts; if the store is out of reach, change this launcher's copy."""
         try:
-            self._tally = RunCounts.of(await handler.change_tally(lambda was: change(RunCounts.of(was)).pack()))
+            self._tally = RunCounts.of(await handler.change_counts(lambda was: change(RunCounts.of(was)).pack()))
         except RendezvousError as error:
             self._tally = change(self._tally)
             log.warning("the restarts of the run cannot be read: %s", error)

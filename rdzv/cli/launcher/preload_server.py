@@ -46,11 +46,11 @@ def serve_forks(requests: socket.socket, folder: str, modules: list[str], standb
     """Import modules and fork a worker per request; return only in workers, with a function that prepares the code."""
     guard, startup = _load_sibling_module("guard"), _load_sibling_module("worker_startup")
     guard.close_inherited_files(requests.fileno())
-    guard.set_signal_state(signals)
+    guard.block_and_ignore(signals)
     here = ""  # empty if the working folder was deleted
     with contextlib.suppress(OSError):
         here = os.getcwd()  # read now: a module may change the working folder
-    _put_first_in_path(folder)
+    _put_first_in_sys_path(folder)
     for name in modules:
         importlib.import_module(name)
     problem = _why_no_fork()
@@ -97,7 +97,7 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
         signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(wanted["env"])
-    startup.register()
+    startup.register_stack_dumps()
     with contextlib.suppress(OSError):  # the folder was deleted: stay in it
         os.chdir(here)
     if "numpy" in sys.modules:
@@ -110,14 +110,14 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
     return partial(_prepare_main_module if wanted["module"] else _prepare_script, here)
 
 
-def _put_first_in_path(folder: str) -> None:
+def _put_first_in_sys_path(folder: str) -> None:
     if not sys.flags.safe_path:
         sys.path[0] = folder
 
 
 def _prepare_script(here: str) -> Callable[[], object]:
     path = os.path.join(here, sys.argv[0])
-    _put_first_in_path(os.path.dirname(os.path.realpath(path)))
+    _put_first_in_sys_path(os.path.dirname(os.path.realpath(path)))
     source = Path(path).read_bytes()
     main = _replace_main_module()
     main.__file__ = path
@@ -129,7 +129,7 @@ def _prepare_script(here: str) -> Callable[[], object]:
 def _prepare_main_module(here: str) -> Callable[[], object]:
     import runpy
 
-    _put_first_in_path(here)
+    _put_first_in_sys_path(here)
     _replace_main_module()
     run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # the interpreter's code for -m
     return partial(run, sys.argv[0])

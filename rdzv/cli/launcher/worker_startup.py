@@ -26,7 +26,7 @@ SIGNAL = getattr(signal, "SIGRTMAX", 0) - 6 if hasattr(signal, "SIGRTMAX") else 
 """A real-time signal that neither Slurm nor a language's runtime uses; on macOS, which has no such signal, SIGINFO."""
 
 
-def register() -> None:
+def register_stack_dumps() -> None:
     """Make this process and its forks write their stacks when they receive SIGNAL."""
     folder = os.environ.get(FOLDER)
     if folder and SIGNAL and hasattr(faulthandler, "register"):
@@ -67,5 +67,5 @@ def _import_next_sitecustomize() -> None:
 
 
 if __name__ == "sitecustomize":
-    register()
+    register_stack_dumps()
     _import_next_sitecustomize()

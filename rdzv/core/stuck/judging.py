@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from store.printable import in_words as duration
+from store.printable import time_text as duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,7 +89,7 @@ class StallDetector:
             node_id: _explain_stuck(one, others)
             for node_id, one in quiet.items()
             if self._do_others_progress(one, others := [other for name, other in members.items() if name != node_id])
-            and all(self._was_heard_since(one, other) for other in others)
+            and all(self._reported_later_than(one, other) for other in others)
         }
         # A stuck member that waits in the round's store is not the cause if another stuck member does not wait there.
         stuck = {node_id: why for node_id, why in stuck.items() if not quiet[node_id].note.waits} or stuck
@@ -114,7 +114,7 @@ class StallDetector:
             for other in others
         )
 
-    def _was_heard_since(self, one: LastStepNote, other: LastStepNote) -> bool:
+    def _reported_later_than(self, one: LastStepNote, other: LastStepNote) -> bool:
         """Return True if `other` has reported well after `one` went quiet; else `one` may be waiting for `other`."""
         return other.ago <= one.ago + one.note.age - FRESH_PART * self._rules.limit(first=one.note.first)
 

@@ -45,7 +45,7 @@ class StepOf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class StepsOverview:
     """A round's progress over all its members."""
 
     told: int = 0  # the number of members that report steps
@@ -58,11 +58,11 @@ class Pace:
     stands: bool = False  # True: no member makes progress, so none is stuck
 
 
-def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) -> Pace:
+def summarize_steps(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) -> StepsOverview:
     """Return a round's progress over all its members."""
     at = {node_id: one.step for node_id, one in steps.items() if one.step is not None}
     if not at:
-        return Pace(told=len(steps), stuck={}, slow={})
+        return StepsOverview(told=len(steps), stuck={}, slow={})
     begun = {node_id: steps[node_id] for node_id in at}
     newest, age = max(at.values()), min(one.age for one in begun.values())
     rates = [one.rate for one in begun.values() if one.rate > 0]
@@ -92,7 +92,7 @@ def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) 
         and age < limit
         and (0 < one.rate < SLOW_PART * rate or newest - at[name] > behind)
     }
-    return Pace(
+    return StepsOverview(
         told=len(steps),
         step=newest,
         age=age,

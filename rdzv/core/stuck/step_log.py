@@ -76,7 +76,7 @@ class StepLog:
         self.wait_is_watched: bool = False  # True: the node checks `waits`, or was just asked to
 
     @property
-    def step(self) -> int | None:
+    def last_step(self) -> int | None:
         """The last begun step."""
         return self._last[0]
 
@@ -102,11 +102,11 @@ class StepLog:
         self._busy = tuple(one for one in self._busy if one[0] is not token)
 
     @property
-    def _longest_busy(self) -> tuple[float, str]:
+    def _busy_ending_last(self) -> tuple[float, str]:
         return max(((until, label) for _, until, label in self._busy), default=(-math.inf, ""))
 
     @property
-    def longest_wait(self) -> tuple[float, str] | None:
+    def longest_store_wait(self) -> tuple[float, str] | None:
         """The member's longest wait in the round's store: seconds so far, and the key."""
         for wait, since in tuple(self.waits.items()):
             return self.clock() - since, wait.what()
@@ -116,13 +116,13 @@ class StepLog:
         """Mark the member as waiting in the round's store, inside this context; `what` returns the key."""
         return _WaitMark(self, what)
 
-    def finish(self) -> None:
+    def finish_all_steps(self) -> None:
         """Record that the member begins no further step, and is not judged any more."""
         self._number = FINISHED
 
     def quiet_since(self) -> float:
         """Return since when, on `clock`, the member has been quiet: no step, and not busy."""
-        return max(self._last[1], self._busy_ended, self._longest_busy[0])
+        return max(self._last[1], self._busy_ended, self._busy_ending_last[0])
 
     @property
     def has_progressed(self) -> bool:
@@ -138,14 +138,14 @@ class StepLog:
         """Return the note to send now."""
         now = self.clock()
         step, at, count = self._last
-        busy_until, what = self._longest_busy
+        busy_until, what = self._busy_ending_last
         busy = max(busy_until - now, 0.0)
         if step is not None:
             if self._rated is not None and at > self._rated[1]:
                 self._rate = (step - self._rated[0]) / (at - self._rated[1])
             if self._rated is None or at > self._rated[1]:
                 self._rated = (step, at)
-        waited, key = self.longest_wait or (0.0, "")
+        waited, key = self.longest_store_wait or (0.0, "")
         waits = waited >= WAITS_AFTER
         age = max(now - max(at, self._busy_ended, min(busy_until, now)), 0.0)
         return StepNote(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv.node.coordinator.term import CoordinatorTerm
-from rdzv.node.link.role import ELECTION_MOST, CoordinatorRole, election_pause
+from rdzv.node.link.role import ELECTION_MOST, CoordinatorLease, election_pause_max
 from rdzv.node.link.stopwatch import Stopwatch
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run.run_settings import SettingsChangedError, adopt_changed_settings
@@ -41,7 +41,7 @@ class Election:
     _failed_with: str | None = None
     _lost_terms: int = 0  # how many of this node's terms in a row ended because the role's lease expired
 
-    def start(self, role: CoordinatorRole | None) -> None:
+    def start(self, role: CoordinatorLease | None) -> None:
         """Be a candidate from now on. If this node's arrival has taken the `role`, coordinate at once."""
         self.link.resign = self._step_down
         self.link.follower.listeners.add(self)
@@ -67,14 +67,14 @@ class Election:
         is_wanted = head.closed is None or self.part.is_member
         return head.coordinator is None and is_wanted and self.link.follower.error is None
 
-    def _start_task(self, role: CoordinatorRole | None) -> None:
+    def _start_task(self, role: CoordinatorLease | None) -> None:
         self._running = self.link.spawn(self._elect_or_lead(role), f"run for coordinator of {self.part.keys.run_id}")
 
-    async def _elect_or_lead(self, role: CoordinatorRole | None) -> None:
+    async def _elect_or_lead(self, role: CoordinatorLease | None) -> None:
         try:
             while role is not None or self._is_role_free:
                 if role is None:
-                    pause = election_pause(self._known_node_count, lost_terms=self._lost_terms)
+                    pause = election_pause_max(self._known_node_count, lost_terms=self._lost_terms)
                     await anyio.sleep(self.part.rng.uniform(0, pause))
                 if role is not None or self.link.follower.head.coordinator is None:
                     await self._lead_or_log(role)
@@ -82,7 +82,7 @@ class Election:
         finally:
             self._running = None
 
-    async def _lead_or_log(self, role: CoordinatorRole | None) -> None:
+    async def _lead_or_log(self, role: CoordinatorLease | None) -> None:
         """Coordinate if this node has or gets the role. After an error, stay a candidate: perhaps the only one."""
         try:
             if role is None:
@@ -112,7 +112,7 @@ class Election:
     async def _take_role(self) -> None:
         keys, agreed = self.part.keys, self.part.agreed
         nodes = max(self._known_node_count, agreed.rules.needed)
-        role = CoordinatorRole(self.link, self.part.settings, nodes=nodes, lost_terms=self._lost_terms)
+        role = CoordinatorLease(self.link, self.part.settings, nodes=nodes, lost_terms=self._lost_terms)
         try:
             with Stopwatch(self.link.store.time) as stopwatch:
                 taken = await self.link.store.transact(
@@ -134,9 +134,9 @@ class Election:
             return
         if adopt_changed_settings(taken, agreed):
             return
-        self.link.follower.init_coordinator(taken.results[0], revision=taken.revision)
+        self.link.follower.note_coordinator(taken.results[0], revision=taken.revision)
         known = Wakeup()
-        with self.link.follower.listeners.listening(known), anyio.move_on_after(ELECTION_MOST):
+        with self.link.follower.listeners.subscribed(known), anyio.move_on_after(ELECTION_MOST):
             while self._is_role_free:  # until the watch delivers that another node has the role
                 await known.sleep_until(None)
 
@@ -144,7 +144,7 @@ class Election:
     def _keys_to_read(self) -> tuple[str, str, str]:
         return self.part.keys.round, self.part.keys.progress, self.part.keys.history
 
-    async def _lead_with_role(self, role: CoordinatorRole, found: Sequence[object] | None) -> None:
+    async def _lead_with_role(self, role: CoordinatorLease, found: Sequence[object] | None) -> None:
         """Coordinate until the role is lost. `found` has the stored round, progress and history; None if unread."""
         lost = anyio.CancelScope()
 
@@ -172,6 +172,6 @@ class Election:
                 await role.lease.release(within=self.link.release_within)
 
 
-def start_candidacy(link: StoreSession, part: NodeState, role: CoordinatorRole | None) -> None:
+def start_candidacy(link: StoreSession, part: NodeState, role: CoordinatorLease | None) -> None:
     """Make a node a candidate for coordinator; see `Election.start`."""
     Election(link, part).start(role)

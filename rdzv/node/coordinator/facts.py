@@ -110,7 +110,7 @@ class AccusationCheck:
                     with contextlib.suppress(StoreError):  # if the store does not answer, make no decision
                         self.context.queue_for_decision(*await self._find_unrenewed_members(number, accused, by))
 
-    def _explain_accusation(self, accused: str, by: str) -> str:
+    def _accusation_text(self, accused: str, by: str) -> str:
         said = self.context.view.accusations.get(self.context.keys.accusation(accused, by))
         if accused == UNKNOWN:
             return f"its process ended, as {by} noticed first"
@@ -122,7 +122,7 @@ class AccusationCheck:
         If the accuser could not name the lost member (`UNKNOWN`), return only members whose leases end within
         `gone_ttl`, as after the end of a process. A longer lease may be of a live member whose connection broke.
         """
-        view, why = self.context.view, self._explain_accusation(accused, by)
+        view, why = self.context.view, self._accusation_text(accused, by)
         named, at_most = (view.live & {accused}, math.inf) if accused != UNKNOWN else (view.live - {by}, self.gone_ttl)
         meant = [StuckMember(number, view.records[one].arrival, one, why) for one in sorted(named)]
         found = await run_together(*(self._if_unrenewed(one, at_most=at_most) for one in meant))

@@ -29,21 +29,21 @@ import anyio
 
 from rdzv.core.decision import (
     RETRY_AFTER,
-    Commit,
+    ApplyResize,
+    CommitRound,
     Expel,
-    Resize,
-    Wait,
-    WriteProgress,
+    Idle,
+    WriteRoundProgress,
     WriteStop,
     decide,
-    note_problem,
-    wait_text,
+    wait_reason_text,
+    with_problem,
 )
 from rdzv.core.history import History, HistoryWriter, pack_history
 from rdzv.core.ranks import member_with_most_steps
-from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, pack_arrivals, rank_bucket_of
+from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_with_rank_of, pack_arrivals
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
-from rdzv.core.view import CommitObstacle, Picture, View
+from rdzv.core.view import CommitRejection, Picture, View
 from rdzv.node.coordinator.facts import AccusationCheck, gather_stop_answers, look_for_stalls
 from rdzv.node.coordinator.term_context import SharedStoreLease, TermContext
 from rdzv.node.run.run_settings import SettingsChangedError, adopt_changed_settings
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rdzv.core.decision import Act
-    from rdzv.node.link.role import CoordinatorRole
+    from rdzv.node.link.role import CoordinatorLease
     from rdzv.node.link.store_session import StoreSession
     from rdzv.node.member.node_state import NodeState
     from store import Condition
@@ -78,7 +78,7 @@ WRITE_BYTES_MOST = 1024 * 1024  # bytes that the coordinator puts into one trans
 class CoordinatorTerm:
     """One coordinator's term. Keys on `run_lease` outlive the term."""
 
-    def __init__(self, link: StoreSession, role: CoordinatorRole, part: NodeState, *, run_lease: Lease) -> None:
+    def __init__(self, link: StoreSession, role: CoordinatorLease, part: NodeState, *, run_lease: Lease) -> None:
         self._store = link.store
         self._keys = part.keys
         self._part = part
@@ -90,7 +90,7 @@ class CoordinatorTerm:
             store=self._store, keys=self._keys, view=self._view, term=role.term, run_lease=run_lease
         )
         self._picture = Picture(view=self._view, head=self._follower.head)
-        self._marked: Commit | None = None  # the round whose marker was written, but that is not committed
+        self._marked: CommitRound | None = None  # the round whose marker was written, but that is not committed
         self._said = ""
         self._made_room_of: Round | None = None
         self._failed_with: str | None = None
@@ -113,7 +113,7 @@ class CoordinatorTerm:
             begin("keep what is shared", self._shared.renew_until_cancelled, round),
         ]
         try:
-            with self._follower.listeners.listening(self._context.wakeup):
+            with self._follower.listeners.subscribed(self._context.wakeup):
                 await self._take_over(round, progress_entry, history)
                 tasks.append(begin("keep the run's time of day", self._keep_time_of_day))
                 await self._decide_repeatedly()
@@ -151,7 +151,7 @@ class CoordinatorTerm:
             now=self._store.time(),
             ended=own.over_at if own is not None and round is not None and own.round.number == round.number else None,
             waited=waited or 0.0,
-            hour=self._role.time_of_day() if said_at else None,
+            hour=self._role.time_of_day_now() if said_at else None,
         )
 
     def _set_time_of_day(self, hour: float, *, at: float) -> None:
@@ -183,8 +183,8 @@ class CoordinatorTerm:
             self._accusations.schedule_checks()
             if head.stop is not None or self._view.agreement.has_written:
                 self._asking.set()
-            act = await self._decide()
-            if not isinstance(act, Resize | Expel):
+            act = await self._next_act()
+            if not isinstance(act, ApplyResize | Expel):
                 self._history_writer.note_progress(act.progress, now=self._store.time())
             seen = await self._carry_out(act)
             if seen is None:  # a key has changed, so the store refused the write: wait until a watch delivers the key
@@ -201,21 +201,21 @@ class CoordinatorTerm:
     async def _carry_out(self, act: Act) -> int | None:
         """Carry out an act; return the revision that the next decision must have seen, None if a condition failed."""
         match act:
-            case Wait():
+            case Idle():
                 self._log_commit_error(act.error)
                 if act.progress.phase is Phase.GATHERING:  # make room in the store for newcomers' records
                     await self._delete_shared_keys()
                 await self._context.wakeup.sleep_until(act.until)
                 return 0
-            case WriteProgress():
+            case WriteRoundProgress():
                 return await self._write_progress(act)
-            case Commit():
+            case CommitRound():
                 return await self._commit_if_there_is_room(act)
             case WriteStop():
                 return await self._write_stop(act)
             case Expel():
                 return await self._expel(act)
-            case Resize():
+            case ApplyResize():
                 return await self._apply_resize(act)
 
     async def _expel(self, act: Expel) -> int | None:
@@ -228,7 +228,7 @@ class CoordinatorTerm:
             self._update_picture(told=act.progress, told_at=now)
         return revision
 
-    async def _apply_resize(self, act: Resize) -> int:
+    async def _apply_resize(self, act: ApplyResize) -> int:
         there = await self._store.get(self._keys.settings)
         if there is not None and self._part.agreed.accept_or_explain(there.value):
             raise SettingsChangedError(unpack_settings(there.value))
@@ -236,7 +236,7 @@ class CoordinatorTerm:
         self._view.set_min_nodes(needed=self._part.agreed.rules.needed, now=self._store.time())
         return 0
 
-    async def _decide(self) -> Act:
+    async def _next_act(self) -> Act:
         """Return the next act. A user's rank order runs in a thread, so that it delays no lease's renewal."""
         deciding_now = partial(decide, self._picture, self._part.agreed.rules, now=self._store.time())
         if not callable(self._part.settings.rank_order):
@@ -247,12 +247,12 @@ class CoordinatorTerm:
             if done:
                 return deciding.result()
             slow = f"rank_order has been running for more than {ORDER_WITHIN:g} s"
-            progress = note_problem(self._picture.told or Progress(phase=Phase.GATHERING), slow)
+            progress = with_problem(self._picture.told or Progress(phase=Phase.GATHERING), slow)
             if progress != self._picture.told:
-                await self._write_progress(WriteProgress(progress=progress))
+                await self._write_progress(WriteRoundProgress(progress=progress))
             act = await deciding
             # The rank order has returned: if no act is due, replace the report that named it as slow.
-            return WriteProgress(progress=act.progress) if isinstance(act, Wait) else act
+            return WriteRoundProgress(progress=act.progress) if isinstance(act, Idle) else act
         finally:
             deciding.cancel()
 
@@ -286,7 +286,7 @@ class CoordinatorTerm:
     async def _write_stop(self, act: WriteStop) -> int | None:
         keys, stop = self._keys, act.stop
         unchanged = self._context.round_condition, when.mod_revision(keys.stop) == act.over
-        revision = await self._context.write(self._context.put(keys.stop, stop.pack()), also=unchanged)
+        revision = await self._context.write(self._context.make_put(keys.stop, stop.pack()), also=unchanged)
         if revision is None:
             return None
         self._view.agreement.note_written(stop.replace(revision=revision))
@@ -295,21 +295,21 @@ class CoordinatorTerm:
             log.info("run %s, round %d: all leave %s: %s", keys.run_id, stop.round, where, stop.why)
         return 0
 
-    async def _write_progress(self, act: WriteProgress) -> int:
+    async def _write_progress(self, act: WriteRoundProgress) -> int:
         progress, unbans, now = act.progress, act.unbans, self._store.time()
-        self._log_wait_reason(wait_text(progress))
+        self._log_wait_reason(wait_reason_text(progress))
         writes: list[Put | Delete] = [self._progress_put(progress)]
         writes.extend(Delete(self._keys.unbans + name) for name in unbans)
         history = self._history_writer.history_with_incidents(
             progress,
             self._picture.head.closed,
             now=now,
-            at=self._role.time_of_day(),
-            why=self._view.why,
+            at=self._role.time_of_day_now(),
+            why=self._view.why_gone,
             unbans=unbans.values(),
         )
         if history is not None:
-            writes.append(self._context.put(self._keys.history, pack_history(history)))
+            writes.append(self._context.make_put(self._keys.history, pack_history(history)))
         if await self._context.write(*writes, also=(self._context.round_condition,)) is None:
             raise ConditionFailed("the run was forgotten under way: its round's record is gone")
         if history is not None:
@@ -319,8 +319,8 @@ class CoordinatorTerm:
         return 0
 
     def _progress_put(self, progress: Progress, *, hour: float | None = None) -> Put:
-        said = progress.replace(absent=progress.absent.replace(said_at=hour or self._role.time_of_day()))
-        return self._context.put(self._keys.progress, said.pack())
+        said = progress.replace(absent=progress.absent.replace(said_at=hour or self._role.time_of_day_now()))
+        return self._context.make_put(self._keys.progress, said.pack())
 
     def _log_commit_error(self, error: BaseException | None) -> None:
         said = None if error is None else repr(error)
@@ -333,16 +333,16 @@ class CoordinatorTerm:
             self._said = reason
             log.info("run %s: %s", self._keys.run_id, reason)
 
-    async def _commit_if_there_is_room(self, decision: Commit) -> int | None:
+    async def _commit_if_there_is_room(self, decision: CommitRound) -> int | None:
         """Commit a round. If the store is full, delete the last round's shared keys; the second time, report it."""
         no_more_room = self._view.round is self._made_room_of
         try:
             return await self._commit(decision)
         except LimitExceeded as error:
-            attempt = self._keys.attempt(decision.number, self._context.term)
+            attempt = self._keys.round_prefix(decision.number, self._context.term)
             await self._store.delete_prefix(attempt, when=self._context.term_conditions)
             if no_more_room:
-                self._update_picture(obstacle=CommitObstacle(self._store.time() + RETRY_AFTER, error))
+                self._update_picture(obstacle=CommitRejection(self._store.time() + RETRY_AFTER, error))
             else:
                 await self._delete_shared_keys()
             return 0
@@ -356,7 +356,7 @@ class CoordinatorTerm:
                 self._keys.shared(last.number, last.term), when=self._context.term_conditions
             )
 
-    async def _commit(self, decision: Commit) -> int | None:
+    async def _commit(self, decision: CommitRound) -> int | None:
         """Commit a round, or first the marker that it needs; return as `_carry_out` does."""
         context, keys, last = self._context, self._keys, self._view.round
         marked, self._marked = self._marked, None
@@ -392,8 +392,8 @@ class CoordinatorTerm:
             lost_store=lost.host if (lost := self._follower.head.lost_store) is not None else "",
         )
         commit: list[Put | Delete] = [
-            context.put(keys.round, round.pack()),
-            context.put(keys.history, pack_history(history)),
+            context.make_put(keys.round, round.pack()),
+            context.make_put(keys.history, pack_history(history)),
         ]
         progress = decision.progress.after_commit(decision.number, size=len(members))
         if progress is not None:
@@ -419,7 +419,7 @@ class CoordinatorTerm:
             log.info(text, keys.run_id, round.number)
             if not at_once:
                 # Delete the refused round's ranks: the next attempt may not overwrite all of them.
-                await self._store.delete_prefix(keys.attempt(round.number, context.term), when=unchanged)
+                await self._store.delete_prefix(keys.round_prefix(round.number, context.term), when=unchanged)
             if adopt_changed_settings(result, self._part.agreed):
                 self._view.set_min_nodes(needed=self._part.agreed.rules.needed, now=self._store.time())
             return None
@@ -432,13 +432,13 @@ class CoordinatorTerm:
         self._history_writer.note_written(history, now=now)
         if progress is not None:
             self._update_picture(told=progress, told_at=now)
-            self._log_wait_reason(wait_text(progress))
+            self._log_wait_reason(wait_reason_text(progress))
         self._follower.note_round(committed)
         if last is not None:
-            await self._store.delete_prefix(keys.attempt(last.number, last.term), when=context.term_conditions)
+            await self._store.delete_prefix(keys.round_prefix(last.number, last.term), when=context.term_conditions)
         return 0
 
-    async def _build_round(self, decision: Commit, members: list[Member]) -> Round:
+    async def _build_round(self, decision: CommitRound, members: list[Member]) -> Round:
         view, first = self._view, decision.members[0]
         joined = itertools.islice((one.node_id for one in members if one.node_id not in view.members), SINCE_MOST)
         is_first = view.round is None
@@ -492,13 +492,13 @@ def _rank_puts(context: TermContext, round: Round, members: list[Member], record
     keys, number, term = context.keys, round.number, round.term
     by_bucket: list[list[Member]] = [[] for _ in range(round.buckets)]
     for member in members:
-        by_bucket[rank_bucket_of(member.node_id, round.buckets)].append(member)
+        by_bucket[bucket_with_rank_of(member.node_id, round.buckets)].append(member)
     roster = [participant_of(record, rank) for rank, record in enumerate(records)]
     writes = []
     for index, bucket in enumerate(by_bucket):
         in_order = roster[index * BUCKET_SIZE : (index + 1) * BUCKET_SIZE]
-        writes.append(context.put(keys.ranks(number, term, index), Member.pack_all(bucket)))
-        writes.append(context.put(keys.roster(number, term, index), Participant.pack_all(in_order)))
+        writes.append(context.make_put(keys.ranks(number, term, index), Member.pack_all(bucket)))
+        writes.append(context.make_put(keys.roster(number, term, index), Participant.pack_all(in_order)))
     return writes
 
 

@@ -52,7 +52,7 @@ class TermContext:
         round = self.view.round
         return when.mod_revision(self.keys.round) == (0 if round is None else round.revision)
 
-    def put(self, key: str, value: bytes) -> Put:
+    def make_put(self, key: str, value: bytes) -> Put:
         """Return a write of a key on the run's own lease."""
         return Put(key, value, lease=self.run_lease.id)
 
@@ -69,7 +69,7 @@ class TermContext:
     async def delete_round(self, number: int, term: int) -> None:
         """Delete the keys of a round, or of an attempt at it; last the ranks, by which old rounds are found."""
         await self.store.delete_prefix(self.keys.shared(number, term), when=self.term_conditions)
-        await self.store.delete_prefix(self.keys.attempt(number, term), when=self.term_conditions)
+        await self.store.delete_prefix(self.keys.round_prefix(number, term), when=self.term_conditions)
 
     def queue_for_decision(self, *facts: Fact) -> None:
         """Queue facts for the deciding task, which applies them before its next decision."""

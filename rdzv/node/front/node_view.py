@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from rdzv.errors import RendezvousStateError
 from rdzv.node.front import verbs
-from rdzv.node.front.sharing import describe_absence
+from rdzv.node.front.sharing import describe_gone_node
 from store.errors import NotPicklable
 
 if TYPE_CHECKING:
@@ -85,19 +85,19 @@ class NodeView(NotPicklable):
         if self.node is not None:
             self.node.check_usable()
 
-    def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
+    def spawn(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         """Begin a coroutine in the node's loop; raise RendezvousStateError after closing, or in a forked child."""
         try:
             self.check_usable()
         except BaseException:
             work.close()
             raise
-        return self._loop.start(work)  # the work may run even if a signal handler raises before the return
+        return self._loop.spawn(work)  # the work may run even if a signal handler raises before the return
 
     @property
     def reason(self) -> str:
         """The reason for this node's wait, in words."""
-        return self.own_node.part.reason
+        return self.own_node.part.wait_reason
 
     @property
     def membership(self) -> Membership | None:
@@ -124,11 +124,11 @@ class NodeView(NotPicklable):
         """The error with which the store was given up, until another store replaces it."""
         return self.own_node.store_loss
 
-    def describe_absence(self, node_id: str) -> str:
+    def describe_gone_node(self, node_id: str) -> str:
         """Describe what this node knows of a lost or departed node; empty if nothing."""
-        return describe_absence(self.own_node, node_id)
+        return describe_gone_node(self.own_node, node_id)
 
-    def draining(self) -> dict[str, AnnouncedDrain]:
+    def draining_members(self) -> dict[str, AnnouncedDrain]:
         """Return the members of this round whose drains were announced since it completed."""
         membership, head = self.own_node.membership, self.own_node.head  # read the head once, as the node replaces it
         progress = head.progress

@@ -52,7 +52,7 @@ class Changes:
 
     async def __anext__(self) -> Change:
         wakeup = ThreadSafeWakeup()
-        with self._readers.listening(wakeup):
+        with self._readers.subscribed(wakeup):
             while True:
                 if not self._is_entered:
                     raise RendezvousStateError("changes are read in `async with handler.changes() as changes:`")

@@ -36,13 +36,13 @@ def shared_store(node: Node, membership: Membership, client: LazyClient | Store)
                 rank=membership.rank,
                 key=lambda rank: keys.roster(round.number, round.term, rank // BUCKET_SIZE),
                 read=lambda roster: {one.rank: one.node_id for one in Participant.unpack_all(roster)},
-                absence=partial(describe_absence, node),
+                absence=partial(describe_gone_node, node),
             ),
         ),
     )
 
 
-def describe_absence(node: Node, node_id: str) -> str:
+def describe_gone_node(node: Node, node_id: str) -> str:
     """Describe what this node knows of a lost or departed node; empty if nothing. Thread-safe."""
     head = node.head
     try:

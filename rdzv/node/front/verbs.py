@@ -28,7 +28,7 @@ from rdzv.membership import round_exceeds_max_nodes
 from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.run.run import Run
-from rdzv.node.run.status import read_roster
+from rdzv.node.run.status import read_round_members
 from store import ConnectionLost, Put, StoreError, when
 from store.net.tasks import cancel_and_wait
 
@@ -112,7 +112,7 @@ def leaves_because(node: Node, why: str) -> None:
 
 async def roster(node: Node, membership: Membership) -> list[Participant]:
     """Return all members of a round, by rank, with address, payload and attributes."""
-    return await node.call_store(lambda store: read_roster(store, node.keys, membership.round))
+    return await node.call_store(lambda store: read_round_members(store, node.keys, membership.round))
 
 
 @shielded
@@ -132,7 +132,7 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
     unchanged = membership.fence(keys)
 
     async def write_kept_data(store: Store) -> bool:
-        put = Put(keys.kept(key), data, lease=(await link.run_lease()).id)
+        put = Put(keys.kept_item(key), data, lease=(await link.run_lease()).id)
         return (await store.transact(when=unchanged, then=(put,))).succeeded
 
     if not await node.call_store(write_kept_data):
@@ -216,14 +216,14 @@ def _has_task_failed(task: asyncio.Task[int]) -> bool:
 
 
 @shielded
-async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
+async def change_counts(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     """Change the run's shared counters; return them. If another node was faster, `change` runs again."""
     if node.membership is None:
         raise RendezvousStateError(f"node {node.node_id} has been in no round of run {node.run_id}")
     key = node.keys.tally
     link = await node.get_session()
 
-    async def write_tally(store: Store) -> bytes:
+    async def write_counts(store: Store) -> bytes:
         await node.carry_over_run(link)  # if a store was lost, write its counters to the new store
         round = node.head.round
         # The counters end with the round's lease.
@@ -239,7 +239,7 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
             if (await store.transact(when=[when.mod_revision(key) == at], then=writes)).succeeded:
                 return after
 
-    return await node.call_store(write_tally)
+    return await node.call_store(write_counts)
 
 
 async def is_closed(node: Node) -> bool:
@@ -297,16 +297,16 @@ def verb_from_run(
     """Make a verb of a method of `Run`."""
 
     @functools.wraps(call)
-    async def verb(node: Node, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call_run_method(node: Node, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await node.call_store(lambda store: call(_make_run(node, store), *args, **kwargs))
 
-    return shielded(verb) if is_shielded_verb else verb
+    return shielded(call_run_method) if is_shielded_verb else call_run_method
 
 
 resize = verb_from_run(Run.resize, is_shielded_verb=True)
 ban = verb_from_run(Run.ban, is_shielded_verb=True)
 unban = verb_from_run(Run.unban, is_shielded_verb=True)
-answer = verb_from_run(Run.answer, is_shielded_verb=True)
+answer_operator = verb_from_run(Run.answer_operator, is_shielded_verb=True)
 status = verb_from_run(Run.status)
 account = verb_from_run(Run.account)
 history = verb_from_run(Run.history)

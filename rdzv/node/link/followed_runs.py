@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.core.keys import Keys
 from rdzv.core.live.changes import report_for_page, summary_of, without_jitter
-from rdzv.core.report import account, report, status_as_of
+from rdzv.core.report import account, status_as_of, status_json
 from rdzv.listeners import Listeners
 from rdzv.node.link.head_watcher import HeadWatcher
-from rdzv.node.run.status import read_run, read_run_clock, read_steps_and_waits, wait_reason_of
+from rdzv.node.run.status import read_run, read_run_time, read_steps_and_waits, wait_reason_of
 from store import StoreError
 from store.net.tasks import cancel_and_wait
 
@@ -82,7 +82,7 @@ class FollowedRun:
         if self._is_stale or self._read is None:
             self._is_stale = False
             try:
-                time_of_day = await read_run_clock(self._store, self._keys)
+                time_of_day = await read_run_time(self._store, self._keys)
                 self._read = await read_run(self._store, self._keys, self._follower.head, time_of_day=time_of_day)
             except BaseException:
                 self._is_stale = True
@@ -115,10 +115,10 @@ class FollowedRun:
         status, history = self.current_status()
         return account(self._keys.run_id, history, now=status.now, waited=status.waited)
 
-    def report(self) -> dict[str, Any]:
+    def current_report(self) -> dict[str, Any]:
         """Return the run's report, whose ages are those of the last reading of the run."""
         if self._reported != self._version:
-            self._report, self._reported = report(self.current_status()[0]), self._version
+            self._report, self._reported = status_json(self.current_status()[0]), self._version
         return self._report
 
     def page_state(self) -> dict[str, Any]:
@@ -127,13 +127,13 @@ class FollowedRun:
             assert self._read is not None, "it was refreshed"
             history = self._read[1]
             happened = history.past.rounds + sum(1 + len(one.incidents) for one in history.chapters)
-            told = report_for_page(self.report()) | {"happened": happened, "cost": self.account().as_json()}
+            told = report_for_page(self.current_report()) | {"happened": happened, "cost": self.account().as_json()}
             self._stream, self._streamed = without_jitter(self._stream, told), self._version
         return self._stream
 
     def summary(self) -> dict[str, Any]:
         """Return this run's values for the metrics."""
-        return summary_of(self.report(), self.account(), self.current_status()[1].chapters, self.time_of_day())
+        return summary_of(self.current_report(), self.account(), self.current_status()[1].chapters, self.time_of_day())
 
 
 class FollowedRuns:

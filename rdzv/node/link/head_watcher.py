@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from rdzv.core.questions import Question
+from rdzv.core.questions import OperatorQuestion
 from rdzv.core.round import Round
 from rdzv.core.state import (
     AnnouncedDrain,
@@ -70,7 +70,7 @@ class HeadWatcher:
         self.seen: int = 0  # the revision of the watch's last event
         self._anew: Head | None = None  # the incomplete head while a reset watch delivers its snapshot
 
-    def set_node_attributes(self, attributes: Mapping[str, str]) -> None:
+    def watch_bans_of(self, attributes: Mapping[str, str]) -> None:
         """Notice bans of these attributes, too."""
         self._own_ban_keys = frozenset(self._keys.bans + name for name in ban_names_of(self._node_id, attributes))
 
@@ -114,7 +114,7 @@ class HeadWatcher:
         if self._set_later_round(round):
             self.notify_listeners()
 
-    def init_coordinator(self, there: object, *, revision: int) -> None:
+    def note_coordinator(self, there: object, *, revision: int) -> None:
         """If no coordinator is known, set it from its key as of `revision`, unless the watch is past that revision."""
         if isinstance(there, Entry) and self.head.coordinator is None and revision > self.seen:
             coordinator = CurrentCoordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
@@ -167,7 +167,7 @@ class HeadWatcher:
         keys, key, value, put = self._keys, event.key, event.value, event.kind == "put"
         now, revision = self._store.time(), event.revision
 
-        def changed_map(field: str, prefix: str, read: Callable[[], object]) -> dict[str, Any]:
+        def map_with_change(field: str, prefix: str, read: Callable[[], object]) -> dict[str, Any]:
             there = {name: one for name, one in getattr(head, field).items() if prefix + name != key}
             if put:
                 there[key.removeprefix(prefix)] = read()
@@ -212,19 +212,19 @@ class HeadWatcher:
         if key.startswith(keys.hosted):
             last, _, arrival = value.partition(b" ")
             hosted = NodeWithStore(arrival=int(arrival or revision), last_round=int(last or 0))
-            return changed_map("hosted", keys.hosted, lambda: hosted)
+            return map_with_change("hosted", keys.hosted, lambda: hosted)
         if key == keys.resized:
             return {"resized": Resized.unpack(value, revision=revision) if put else None}
         if key.startswith(keys.drains):
-            return changed_map("drains", keys.drains, announced_drain)
+            return map_with_change("drains", keys.drains, announced_drain)
         if key.startswith(keys.bans):
             if put and key in self._own_ban_keys:
                 self.own_ban = revision, Ban.unpack(value)
-            return changed_map("bans", keys.bans, lambda: Ban.unpack(value, seen_at=now))
+            return map_with_change("bans", keys.bans, lambda: Ban.unpack(value, seen_at=now))
         if key.startswith(keys.unbans):
-            return changed_map("unbans", keys.unbans, lambda: BanEnd.unpack(value, revision=revision))
+            return map_with_change("unbans", keys.unbans, lambda: BanEnd.unpack(value, revision=revision))
         if key.startswith(keys.questions):
-            return changed_map("questions", keys.questions, lambda: Question.unpack(value))
+            return map_with_change("questions", keys.questions, lambda: OperatorQuestion.unpack(value))
         return {}
 
 

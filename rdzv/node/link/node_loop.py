@@ -44,7 +44,7 @@ class NodeLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop
 
-    def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
+    def spawn(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         """Begin a coroutine in the loop; raise RendezvousStateError if the loop has ended. Thread-safe."""
         self._loop = self._loop or asyncio.get_running_loop()
         return Call(work, self._loop)
@@ -56,7 +56,7 @@ class NodeLoop:
             call()
 
         with contextlib.suppress(RendezvousStateError):
-            self.start(run_call())
+            self.spawn(run_call())
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
         """Run user code in this thread; `NodeThread` uses another thread, so that user code delays no lease renewal."""
@@ -66,7 +66,7 @@ class NodeLoop:
         """Return a context to enter in the loop; `NodeThread` limits how many nodes are in it at once."""
         return contextlib.nullcontext()
 
-    def leave(self) -> None:
+    def stop_using(self) -> None:
         """Stop using the loop, which continues."""
 
 
@@ -77,7 +77,7 @@ class NodeThread(NodeLoop):
         self._thread: LoopThread | None = None
         self._left = False
 
-    def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
+    def spawn(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         """Begin a coroutine in the thread."""
         thread = self._thread
         try:
@@ -85,7 +85,7 @@ class NodeThread(NodeLoop):
                 if self._left:
                     raise RuntimeError("it was left")  # noqa: TRY301
                 thread = self._thread = _acquire_thread(self)
-            return thread.run(work)
+            return thread.start_call(work)
         except RuntimeError as error:
             if thread is not None and not thread.has_ended:
                 raise  # a signal handler has raised the error
@@ -116,7 +116,7 @@ class NodeThread(NodeLoop):
             over.cancel()
             release_turn()
 
-    def leave(self) -> None:
+    def stop_using(self) -> None:
         """Stop using the node thread; call this once. Thread-safe."""
         thread, self._thread, self._left = self._thread, None, True
         if thread is not None:

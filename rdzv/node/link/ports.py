@@ -8,7 +8,7 @@ import socket
 
 from rdzv.errors import RendezvousConnectionError
 from store.net.dialing import shortage_here
-from store.net.sockets import close_in_children, port_shortage, unregister
+from store.net.sockets import close_in_children, drop_sockets, port_shortage
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class HeldPort:
         """Free the port for rank 0's server."""
         held, self._socket = self._socket, None
         if held is not None:
-            unregister(self)
+            drop_sockets(self)
             held.close()
 
 

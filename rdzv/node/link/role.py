@@ -27,7 +27,7 @@ LOST_TERMS_MOST = 4  # each lost term in a row doubles the TTL and the pause, up
 ROLE_DISCONNECT_TTL = 0.4  # seconds, at least, until a disconnected coordinator loses its role
 
 
-class CoordinatorRole:
+class CoordinatorLease:
     """The role of coordinator, which a transaction gives to this node if no other node has it."""
 
     def __init__(self, link: StoreSession, settings: Settings, *, nodes: int, lost_terms: int = 0) -> None:
@@ -48,16 +48,16 @@ class CoordinatorRole:
         self.day_offset: float = time.time() - self.sent_at  # run's time of day minus this node's clock, in seconds
         self._clock = link.store.time
 
-    def time_of_day(self) -> float:
+    def time_of_day_now(self) -> float:
         """Return the run's present time of day."""
         return self._clock() + self.day_offset
 
     def time_of_day_note(self, _: bool) -> bytes:
         """Return the note for a keep-alive: the run's time of day, to which readers add the note's age."""
-        return TimeOfDayNote(hour=self.time_of_day()).pack()
+        return TimeOfDayNote(hour=self.time_of_day_now()).pack()
 
 
-def election_pause(nodes: int, *, lost_terms: int) -> float:
+def election_pause_max(nodes: int, *, lost_terms: int) -> float:
     """Return the seconds of the longest random pause before an election in a run with this many nodes."""
     # If this node lost the role because its lease expired, let less busy nodes try first.
     return min(ELECTION_PER_NODE * nodes, ELECTION_MOST) * 2.0 ** min(lost_terms, LOST_TERMS_MOST)

@@ -112,7 +112,7 @@ class StoreSession:
             await self.keeping.release_all()
 
     @property
-    def hosting_hint(self) -> str:
+    def no_listener_hint(self) -> str:
         """If no process listens at the store's address, a hint that a node may have hosted the store; else ""."""
         return f"; {IF_HOSTED}" if not self.store.connected and self.store.last_problem == NOBODY_LISTENS else ""
 

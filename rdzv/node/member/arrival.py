@@ -99,7 +99,7 @@ class Arrival(Generic[L]):
         self.record = sent.replace(arrival=revision)
         return True
 
-    def on_refused(self) -> None:
+    def on_write_refused(self) -> None:
         """Handle the store's refusal of the sent record."""
         self._apply(ArrivalEvent.REFUSED if self.record is None else ArrivalEvent.KEPT)
 
@@ -118,7 +118,7 @@ class Arrival(Generic[L]):
         self.on_removed()
 
     @property
-    def in_doubt(self) -> bool:
+    def is_in_doubt(self) -> bool:
         """True if a sent record may be stored or not: only the end of its lease is sure to delete the record."""
         return self.state is ArrivalState.SENT
 

@@ -18,15 +18,15 @@ from rdzv._version import __version__
 from rdzv.core.addresses import addresses_for_record
 from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Joiner
 from rdzv.core.state import Ban, NodeRecord, ban_names_of
-from rdzv.node.link.role import CoordinatorRole
+from rdzv.node.link.role import CoordinatorLease
 from rdzv.node.link.stopwatch import Stopwatch
 from rdzv.node.link.store_session import SAY_AWAY_AFTER, StoreEndingError
 from rdzv.node.link.wakeup import Wakeup
-from rdzv.node.run.lease import lease_from_entry, refusal_error, run_grant, run_lease_put
+from rdzv.node.run.lease import create_run_lease_key, lease_from_entry, refused_lease, run_grant
 from rdzv.node.run.run_settings import agree_on_settings
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renew_if_old
-from store.net.callers import is_served_here
+from store.net.callers import is_store_served_here
 from store.net.process import host_name, loopback_id
 from store.net.tasks import cancel_and_wait
 from store.printable import make_logger
@@ -55,7 +55,7 @@ class ArrivalWriter:
         names = ban_names_of(part.node_id, part.settings.attributes)
         self._ban_keys = [part.keys.bans + name for name in names[:BANS_LOOKED_FOR_MOST]]
 
-    async def write(self, me: Joiner) -> tuple[Joiner, CoordinatorRole | None]:
+    async def write(self, me: Joiner) -> tuple[Joiner, CoordinatorLease | None]:
         """Write this node's record; return its arrival, and the coordinator role if this node has taken the role."""
         part, link, clock = self._part, self._link, self._clock
         expected = part.arrival.revision
@@ -69,7 +69,7 @@ class ArrivalWriter:
                 continue
             role = None
             if link.follower.head.coordinator is None and link.resign is None:
-                role = CoordinatorRole(link, part.settings, nodes=part.agreed.rules.needed)
+                role = CoordinatorLease(link, part.settings, nodes=part.agreed.rules.needed)
             run = None if expected else run_grant(part.keys, part.settings.closed_ttl, most=link.store.lease_ttl_max)
             try:
                 result, sent_at = await self._send_record(record, lease, role, run, expected=expected)
@@ -84,8 +84,8 @@ class ArrivalWriter:
                     in_time = clock.seconds_left(link.store.time()) > 0
                     await role.lease.release(within=RELEASE_WITHIN if in_time else RELEASE_SOON)
                 if isinstance(error, LimitExceeded):
-                    part.arrival.on_refused()
-                    raise refusal_error(error, ttl=lease.ttl, closed_ttl=part.settings.closed_ttl) from error
+                    part.arrival.on_write_refused()
+                    raise refused_lease(error, ttl=lease.ttl, closed_ttl=part.settings.closed_ttl) from error
                 raise
             if not result.succeeded:
                 expected = await self._wait_after_refusal(me, result, is_newcomer=not expected)
@@ -120,7 +120,7 @@ class ArrivalWriter:
         return part.arrival.lease
 
     async def _send_record(
-        self, record: NodeRecord, lease: HeldLease, role: CoordinatorRole | None, run: Grant | None, *, expected: int
+        self, record: NodeRecord, lease: HeldLease, role: CoordinatorLease | None, run: Grant | None, *, expected: int
     ) -> tuple[TransactionResult, float]:
         """Write a record in place of the one with the `expected` revision; 0 if the store must have none.
 
@@ -137,14 +137,14 @@ class ArrivalWriter:
         if run is not None:
             agreed = when.value_if_any(keys.settings) == part.agreed.value
             # Write the settings even if they exist: the new revision makes another node's concurrent rewrite fail.
-            writes += [Put(keys.settings, part.agreed.value, lease=run.id), run_lease_put(keys, run)]
+            writes += [Put(keys.settings, part.agreed.value, lease=run.id), create_run_lease_key(keys, run)]
             grants.append(run)
         if part.node_id in link.follower.head.drains and not part.arrival.began:
             writes.append(Delete(keys.drains + part.node_id))  # the drain is of an earlier process
         if part.settings.endpoint.has_successors and link.hosts_store():
             last = 0 if part.membership is None else part.membership.round.revision
             of_run = run or link.known_run_lease  # prefer the run's lease, on which the key outlives this node
-            ends = keys.hosted if is_served_here(link.store.store_id) else keys.parents
+            ends = keys.hosted if is_store_served_here(link.store.store_id) else keys.parents
             writes.append(Put(ends + part.node_id, b"%d" % last, lease=of_run.id if of_run else lease.id))
         if role is not None:
             writes.append(Create(keys.coordinator, part.node_id.encode(), lease=role.lease.id))
@@ -173,10 +173,10 @@ class ArrivalWriter:
         link.note_answer_time(stopwatch.seconds)
         return result, sent_at
 
-    def _note_role_result(self, role: CoordinatorRole, result: TransactionResult) -> bool:
+    def _note_role_result(self, role: CoordinatorLease, result: TransactionResult) -> bool:
         there = result.results[-1]
         if isinstance(there, Entry):
-            self._link.follower.init_coordinator(there, revision=result.revision)
+            self._link.follower.note_coordinator(there, revision=result.revision)
             return False
         role.term = result.revision
         return True
@@ -184,7 +184,7 @@ class ArrivalWriter:
     async def _wait_after_refusal(self, me: Joiner, result: TransactionResult, *, is_newcomer: bool) -> int:
         """Wait until the cause of a refused write is gone; return the revision that the next attempt replaces."""
         part, link = self._part, self._link
-        part.arrival.on_refused()
+        part.arrival.on_write_refused()
         part.update_membership(link)  # a later round may have left this member out while it tried to rejoin
         settings_entry, there, ending, *bans = cast("list[Entry | None]", result.results)
         for ban in bans:
@@ -222,7 +222,7 @@ class ArrivalWriter:
                 return entry
             noticing = asyncio.create_task(wait_for_key_change())
             try:
-                with part.listeners.listening(changed):
+                with part.listeners.subscribed(changed):
                     while not noticing.done():
                         part.raise_if_closed(link.follower.head, Joiner(arrival=0))
                         if not await changed.sleep_until(clock.deadline(link.store.time())):
@@ -243,7 +243,7 @@ async def new_record(part: NodeState, link: StoreSession) -> NodeRecord:
     settings, store = part.settings, link.store
     address, sends_from, store_at, server, machine = settings.address, "", "", "", ""
     if address is None:
-        if settings.endpoint.info.family == "tcp":
+        if settings.endpoint.scheme_info.family == "tcp":
             # Wait for the address that the store sees, as other hosts may not resolve this host's name.
             await link.wait_until_connected(within=math.inf)
         if link.store.failure is not None:

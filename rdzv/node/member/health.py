@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from rdzv.core.stored import fit_text
+from rdzv.core.stored import fit_bytes
 from rdzv.errors import RendezvousRefusedError
 from store import Delete, Lease, Put
 from store.net.sockets import is_ctrl_c
@@ -43,7 +43,7 @@ async def run_health_check(check: Callable[[], Any]) -> str | None:
         verdict = f"{type(error).__name__}: {error}"
     if verdict is None or verdict is True:
         return None
-    return fit_text(f"failed its health check: {verdict}") if isinstance(verdict, str) else "failed its health check"
+    return fit_bytes(f"failed its health check: {verdict}") if isinstance(verdict, str) else "failed its health check"
 
 
 async def refuse_if_unhealthy(store: Store, keys: Keys, lease: Lease, *, node_id: str, failure: str | None) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.bootstrap_check import WITHIN, ReachVerdict, check_reachability, is_reachable, judge_reach
+from rdzv.bootstrap_check import WITHIN, ReachVerdict, check_reachability, is_host_reachable, judge_reach
 from rdzv.core.absent import node_label
-from rdzv.core.decision import JoinClock, Joiner, KeepWaiting, RunClosed, next_act_of
+from rdzv.core.decision import ClosedAnswer, JoinClock, Joiner, KeepWaiting, act_of_joiner
 from rdzv.core.round import Participant, Round
 from rdzv.core.state import find_ban
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from rdzv.membership import Membership
-    from rdzv.node.link.role import CoordinatorRole
+    from rdzv.node.link.role import CoordinatorLease
     from rdzv.node.link.store_session import StoreSession
     from rdzv.node.member.leaving import Withdrawal
     from rdzv.node.member.node_state import NodeState
@@ -64,7 +64,7 @@ class JoinAttempt:
     leaving: Withdrawal
     link: StoreSession
     clock: JoinClock
-    start_candidacy: Callable[[StoreSession, NodeState, CoordinatorRole | None], None] = field(kw_only=True)
+    start_candidacy: Callable[[StoreSession, NodeState, CoordinatorLease | None], None] = field(kw_only=True)
     _me: Joiner = field(init=False)
     _tried: float = 0.0  # seconds that this process tried to reach rank 0, without its pauses
 
@@ -86,7 +86,7 @@ class JoinAttempt:
             await self._check_health(examine)
             while True:
                 membership = await self._join_once()
-                verdict = await self._reachability_verdict(membership)
+                verdict = await self._rank0_reach_verdict(membership)
                 if verdict is None:
                     part.unreached, part.cut_off, part.given_up, part.times_left_out = False, (), "", 0
                     return membership
@@ -109,7 +109,7 @@ class JoinAttempt:
                 await self.leaving.leave(link, within=RELEASE_SOON if is_late else RELEASE_WITHIN)
             raise
         finally:
-            part.reason = NOT_WAITING
+            part.wait_reason = NOT_WAITING
             part.port.release()
 
     async def _join_once(self) -> Membership:
@@ -156,7 +156,7 @@ class JoinAttempt:
     async def _write_arrival(self) -> None:
         part, link, now = self.part, self.link, self.link.store.time()
         self.clock.set_suspended(suspended=False, now=now)
-        part.reason = "waiting for the store to take its arrival"
+        part.wait_reason = "waiting for the store to take its arrival"
         with anyio.CancelScope(deadline=now + self.clock.seconds_left(now)):
             await carry_over_run(part, link)
             async with self.part.loop.limit_concurrency():
@@ -172,7 +172,7 @@ class JoinAttempt:
         part, link = self.part, self.link
         if examine is None:
             return
-        part.reason = "waiting for its own health check"
+        part.wait_reason = "waiting for its own health check"
         with anyio.move_on_after(self.clock.seconds_left(anyio.current_time())) as limit:
             failure = await examine()
             lease = await link.run_lease()
@@ -185,7 +185,7 @@ class JoinAttempt:
         part, link, follower = self.part, self.link, self.link.follower
         wakeup, loop = Wakeup(), asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
-            stack.enter_context(part.listeners.listening(wakeup))
+            stack.enter_context(part.listeners.subscribed(wakeup))
             looking = None
             if self._me.left_out:
                 looking = asyncio.create_task(self._wait_for_rank_0(), name=f"look for rank 0 of {part.keys.run_id}")
@@ -203,7 +203,7 @@ class JoinAttempt:
                 if not part.arrival.is_current(me.arrival):
                     return None
                 now = link.store.time()
-                match next_act_of(me, follower.head, now=now):
+                match act_of_joiner(me, follower.head, now=now):
                     case Round() as round:
                         rank = round.rank_of(me.arrival) if round.arrivals else await self._read_rank(round)
                         if not part.arrival.is_current(me.arrival):
@@ -213,7 +213,7 @@ class JoinAttempt:
                             return part.become_member(round, rank, me, link, time=loop.time)
                         self._me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
                         part.known_round = max(part.known_round, round.number)
-                    case RunClosed(closed=closed, spare=spare):
+                    case ClosedAnswer(closed=closed, spare=spare):
                         raise part.closed_error(closed, spare=spare)
                     case KeepWaiting(reason=reason, suspended=suspended, until=until):
                         ban = find_ban(follower.head.bans, part.node_id, part.settings.attributes)
@@ -230,7 +230,7 @@ class JoinAttempt:
                         if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
                             continue
                         # keep the text for the error: once the record is gone, `_reason_now` returns another reason
-                        part.reason = part.reason
+                        part.wait_reason = part.wait_reason
                         round_now = await self.leaving.withdraw_after_timeout(link, me)
                         if round_now is None:
                             raise part.timeout_error(link)
@@ -245,14 +245,14 @@ class JoinAttempt:
             await anyio.sleep(pause)
             pause *= 2
             round = follower.head.round
-            if round is not None and round.host in part.cut_off and await is_reachable(round.host, round.port):
+            if round is not None and round.host in part.cut_off and await is_host_reachable(round.host, round.port):
                 what = "run %s, node %s: rank 0 at %s:%d answers now; joining again"
                 log.info(what, part.keys.run_id, part.node_id, round.host, round.port)
                 part.cut_off, part.given_up = tuple(host for host in part.cut_off if host != round.host), ""
                 return
 
     def _wait_reason(self, now: float) -> str | None:
-        answer = next_act_of(self._me, self.link.follower.head, now=now)
+        answer = act_of_joiner(self._me, self.link.follower.head, now=now)
         return answer.reason + self.link.describe_slowness() if isinstance(answer, KeepWaiting) else None
 
     async def _read_rank(self, round: Round) -> int | None:
@@ -261,20 +261,20 @@ class JoinAttempt:
             member = await find_member(self.link.store, part.keys, round, node_id=part.node_id, arrival=arrival)
         return None if member is None else member.rank
 
-    async def _reachability_verdict(self, membership: Membership) -> ReachVerdict | None:
+    async def _rank0_reach_verdict(self, membership: Membership) -> ReachVerdict | None:
         """Return rank 0's verdict if not all members reached rank 0; else, after a loss, or without a check, None."""
         part, round = self.part, membership.round
         if not round.checked:
             return None
-        part.reason = f"waiting for all {round.size} members to reach rank 0 at {round.host}:{round.port}"
+        part.wait_reason = f"waiting for all {round.size} members to reach rank 0 at {round.host}:{round.port}"
         part.port.release()
         checking = asyncio.create_task(
-            self._check_reachability(membership), name=f"check the way to rank 0 of {part.keys.run_id}"
+            self._check_rank0_reachable(membership), name=f"check the way to rank 0 of {part.keys.run_id}"
         )
         wakeup = Wakeup()
         checking.add_done_callback(lambda _: wakeup.notify())
         try:
-            with part.listeners.listening(wakeup):
+            with part.listeners.subscribed(wakeup):
                 while not checking.done():
                     if membership.over is not None or membership.lost_ids:
                         return None  # a member was lost: keep the round, as its caller will notice the loss
@@ -283,7 +283,7 @@ class JoinAttempt:
         finally:
             await cancel_and_wait(checking)
 
-    async def _check_reachability(self, membership: Membership) -> ReachVerdict | None:
+    async def _check_rank0_reachable(self, membership: Membership) -> ReachVerdict | None:
         """Check that all members reach rank 0. If not, rank 0 publishes a verdict, for which other members wait."""
         part, link, round, rank = self.part, self.link, membership.round, membership.rank
 
@@ -295,16 +295,16 @@ class JoinAttempt:
                         found[one.rank] = node_label(one.node_id, one.address)
             return [f"{found[rank]}, rank {rank}," if rank in found else f"rank {rank}" for rank in ranks]
 
-        key = part.keys.reached(round.number, round.term)
+        key = part.keys.rank0_report(round.number, round.term)
         heard: list[ReachVerdict] = []
         self._tried = 0.0
 
-        async def count_tried_seconds() -> None:
+        async def count_reach_seconds() -> None:
             while not heard:
                 await anyio.sleep(TICK)
                 self._tried += TICK
 
-        async def wait_for_reach_verdict() -> None:
+        async def wait_for_rank0_verdict() -> None:
             """Wait for rank 0's verdict. Then rank 0 no longer listens, so a process that was paused stops trying."""
             await anyio.sleep(HEAR_AFTER)
             with contextlib.suppress(StoreError, RendezvousStateError):
@@ -315,9 +315,9 @@ class JoinAttempt:
 
         problem, missing = "this process was paused, or too busy, while rank 0 listened", list[int]()
         async with anyio.create_task_group() as trying:
-            trying.start_soon(count_tried_seconds)
+            trying.start_soon(count_reach_seconds)
             if rank:
-                trying.start_soon(wait_for_reach_verdict)
+                trying.start_soon(wait_for_rank0_verdict)
             problem, missing = await check_reachability(round, rank, read_names)
             trying.cancel_scope.cancel()
         if not problem:

@@ -16,7 +16,7 @@ from rdzv.core.state import NAMED_MOST
 from rdzv.node.link.wakeup import Wakeup
 from store import Entry, Get, Put, StoreError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN
-from store.net.callers import is_served_here
+from store.net.callers import is_store_served_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ async def announce_store_move(part: NodeState, link: StoreSession, *, after: flo
     if not (part.settings.endpoint.has_successors and link.hosts_store()) or link.follower.head.moves:
         return
     ttl, membership = after + part.settings.close_timeout, part.membership
-    if membership is not None and not is_served_here(link.store.store_id):
+    if membership is not None and not is_store_served_here(link.store.store_id):
         # This node leaves together with the store's process, so record that the next store need not wait for this node.
         await link.store.put(part.keys.hosted + part.node_id, b"%d" % membership.round.revision, ttl=ttl)
     await link.store.put(part.keys.moving, b"", ttl=ttl)
@@ -60,7 +60,7 @@ class Withdrawal:
         part = self._part
         async with self._withdrawing:  # a timeout and the closing of the handler may withdraw concurrently
             part.end_membership("this node has left it")
-            in_doubt, lease = part.arrival.in_doubt, part.arrival.lease
+            in_doubt, lease = part.arrival.is_in_doubt, part.arrival.lease
             part.arrival.on_withdraw()
             try:
                 if link is None or lease is None or not (in_doubt or part.arrival.record):
@@ -115,7 +115,7 @@ class Withdrawal:
         """If this node coordinates, wait until it has reported its departure: else its successor reports a loss."""
         reported = Wakeup()
         within = HAND_OVER_WITHIN + HAND_OVER_TRIPS * link.round_trip
-        with link.follower.listeners.listening(reported), anyio.move_on_after(within):
+        with link.follower.listeners.subscribed(reported), anyio.move_on_after(within):
             while True:
                 head, node_id = link.follower.head, self._part.node_id
                 ours = head.coordinator is not None and head.coordinator.node_id == node_id

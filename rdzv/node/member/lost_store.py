@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from rdzv.config.resizing import resize
+from rdzv.config.resizing import with_resize
 from rdzv.core.hosts.lost_store import LastKnownRun, known_lost_store
 from rdzv.core.state import Ban, LostStore, pack_settings, unpack_settings
 from store import Delete, Put, when
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log: Final = make_logger(__name__)
 
 
-def remember_lost_store(part: NodeState, link: StoreSession) -> None:
+def set_last_known_run(part: NodeState, link: StoreSession) -> None:
     """Set `part.known` from this link, whose store is lost, unless the node knows of a later lost store."""
     head = link.follower.head
     settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized
@@ -27,7 +27,7 @@ def remember_lost_store(part: NodeState, link: StoreSession) -> None:
         # If this node may not know the run's settings, use those that another node wrote to the lost store.
         settings = told.settings or (settings if link.has_arrived else b"")
     if settings and resized is not None:  # the resize may be newer than this node's settings
-        new = resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
+        new = with_resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
         settings = pack_settings(new)
     lost = known_lost_store(head, revision=link.follower.seen, settings=settings, host=link.host, now=link.store.time())
     if not part.settings.endpoint.has_successors:

@@ -34,7 +34,7 @@ class MembershipWatcher:
         self._part = part
         self._link = link
         self._follower = link.follower
-        self._follower.set_node_attributes(part.settings.attributes)
+        self._follower.watch_bans_of(part.settings.attributes)
         self._resets, self._banned_at = self._follower.resets, 0
         self._seen = self._ban_and_resets
         self._answered: Membership | None = None  # the membership in which this node last answered where to stop
@@ -42,7 +42,7 @@ class MembershipWatcher:
 
     async def run(self) -> None:
         """Check this node's state at each event that may concern the node, and when a check is due."""
-        with self._part.listeners.listening(self):
+        with self._part.listeners.subscribed(self):
             while True:  # check before the first event: earlier ones went unnoticed
                 await self._wakeup.sleep_until(await self._check_own_state())
 
@@ -73,7 +73,7 @@ class MembershipWatcher:
                 self._resets = missed
             membership = part.membership
             if membership is not None and membership.over is None:
-                await self._answer_stop_question(link, membership)
+                await self._write_begun_step(link, membership)
                 again = earlier_time(again, part.own_beats.report_if_quiet(link, membership))
                 again = earlier_time(again, await self._handle_drain(link, membership))
         except Exception as error:  # noqa: BLE001  after any error, look again
@@ -82,7 +82,7 @@ class MembershipWatcher:
             again = anyio.current_time() + LOOK_AGAIN_AFTER
         return again
 
-    async def _answer_stop_question(self, link: StoreSession, membership: Membership) -> None:
+    async def _write_begun_step(self, link: StoreSession, membership: Membership) -> None:
         """If the coordinator asks where to stop, write which step the member has begun, once in a round."""
         part, stop, lease = self._part, membership.head.stop, self._part.arrival.lease
         if stop is None or stop.decided or stop.round != membership.round.number or not membership.round.in_steps:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rdzv.config.settings import describe_difference
-from rdzv.core.addresses import add_zone_of
+from rdzv.core.addresses import with_ipv6_zone
 from rdzv.core.decision import GIVEN_UP_MOST
 from rdzv.core.stuck.step_log import StepLog
 from rdzv.errors import (
@@ -95,13 +95,13 @@ class NodeState:
         return self.membership is not None and self.membership.over is None
 
     @property
-    def reason(self) -> str:
+    def wait_reason(self) -> str:
         """The reason for the node's present wait, in words; thread-safe."""
         reason_now = self._reason_now
         return (reason_now() if reason_now is not None else None) or self._reason
 
-    @reason.setter
-    def reason(self, reason: str) -> None:
+    @wait_reason.setter
+    def wait_reason(self, reason: str) -> None:
         self._reason, self._reason_now = reason, None
 
     def set_wait_reason(self, reason: str, reason_now: Callable[[], str | None] | None = None) -> None:
@@ -116,8 +116,8 @@ class NodeState:
         """Return the error for a timed-out `next_rendezvous`."""
         away = link is None or not link.store.connected
         why = f": {link.store.last_problem}" if link is not None and self.settings.endpoint.has_successors else ""
-        problem = f"; the store is out of reach{why}{link.hosting_hint if link is not None else ''}" if away else ""
-        reason = self.reason  # it may already contain `given_up`, from the coordinator's report
+        problem = f"; the store is out of reach{why}{link.no_listener_hint if link is not None else ''}" if away else ""
+        reason = self.wait_reason  # it may already contain `given_up`, from the coordinator's report
         if self.given_up and self.given_up[:GIVEN_UP_MOST] not in reason:
             problem += f"; {self.given_up}"
         return RendezvousTimeoutError(
@@ -173,7 +173,7 @@ class NodeState:
     def keep_alive_note(self, away: bool) -> bytes:
         """Return the note for the next keep-alive."""
         self.on_keep_alive()
-        return self.own_beats.note(self.membership, away=away)
+        return self.own_beats.note_to_send(self.membership, away=away)
 
     def become_member(
         self, round: Round, rank: int, me: Joiner, link: StoreSession, *, time: Callable[[], float]
@@ -184,7 +184,7 @@ class NodeState:
         self.lapsed_in = -1
         ((host, _), *_) = self.settings.endpoint.hosts
         self.membership = membership = Membership(
-            round=round.replace(host=add_zone_of(host, round.host)),
+            round=round.replace(host=with_ipv6_zone(host, round.host)),
             rank=rank,
             arrival=me.arrival,
             node_id=self.node_id,

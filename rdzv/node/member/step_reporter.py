@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from rdzv.core.stuck.step_log import WAITS_AFTER
 from store.keeping import RENEWALS_PER_TTL
-from store.printable import in_words, make_logger
+from store.printable import make_logger, time_text
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
@@ -27,7 +27,7 @@ class StepReporter:
     def __init__(self, settings: Settings) -> None:
         self._limits = (settings.stall_timeout, settings.first_step_timeout)
         # On etcd, where each note is a write, send notes only if the settings have a time limit for steps.
-        self._on = settings.endpoint.info.family == "tcp" or any(limit is not None for limit in self._limits)
+        self._on = settings.endpoint.scheme_info.family == "tcp" or any(limit is not None for limit in self._limits)
         self._link: StoreSession | None = None
         # The membership whose member was last reported as quiet, and the time since which it was quiet; None before.
         self._told: tuple[Membership, float] | None = None
@@ -36,11 +36,11 @@ class StepReporter:
         self._say_wait_after = SAY_WAIT_AFTER
         self._waits = False  # True if the last note reported a wait
 
-    def note(self, membership: Membership | None, *, away: bool) -> bytes:
+    def note_to_send(self, membership: Membership | None, *, away: bool) -> bytes:
         """Return the note for the next keep-alive."""
         if membership is None or membership.over is not None:
             return b""
-        waited, _ = membership.beats.longest_wait or (0.0, "")
+        waited, _ = membership.beats.longest_store_wait or (0.0, "")
         was_waiting, self._waits = self._waits, waited >= WAITS_AFTER  # a note also reports a wait's end
         says = self._on and (membership.beats.counts or self._waits or was_waiting)
         return membership.beats.note(away=away).pack() if says else b""
@@ -59,7 +59,7 @@ class StepReporter:
         """Log a member's long wait in the round's store, and send a note of the wait at once."""
         beats = membership.beats
         beats.wait_is_watched = False  # so that a wait which begins after the next line calls `on_wait`
-        wait = beats.longest_wait
+        wait = beats.longest_store_wait
         if wait is None:
             if self._waits:
                 link.keeping.renew_now()  # the note reports the wait's end
@@ -71,7 +71,7 @@ class StepReporter:
         elif waited >= self._say_wait_after:
             self._say_wait_after = 2 * waited
             where = f"round {membership.round.number}: node {membership.node_id}"
-            log.info("%s has waited %s in the round's store, for %s", where, in_words(waited), key)
+            log.info("%s has waited %s in the round's store, for %s", where, time_text(waited), key)
             link.keeping.renew_now()
         return link.store.time() + min(self._say_wait_after - waited, SAY_WAIT_AFTER)
 

@@ -20,10 +20,10 @@ async def get_or_grant_run_lease(store: Store, keys: Keys, closed_ttl: float) ->
     if (lease := lease_from_entry(store, await store.get(keys.lease))) is None:
         grant = run_grant(keys, closed_ttl, most=store.lease_ttl_max)
         try:
-            made = await store.transact(then=(run_lease_put(keys, grant),), grants=(grant,))
+            made = await store.transact(then=(create_run_lease_key(keys, grant),), grants=(grant,))
         except LimitExceeded as error:
-            raise refusal_error(error, closed_ttl=closed_ttl) from error
-        lease = lease_from_entry(store, made.results[0]) or Lease(store, id=keys.run_lease_id, ttl=grant.ttl)
+            raise refused_lease(error, closed_ttl=closed_ttl) from error
+        lease = lease_from_entry(store, made.results[0]) or Lease(store, id=keys.derived_lease_id, ttl=grant.ttl)
     return lease
 
 
@@ -37,10 +37,10 @@ def lease_from_entry(store: Store, there: object) -> Lease | None:
 
 def run_grant(keys: Keys, closed_ttl: float, *, most: float) -> Grant:
     """Return the grant of the run's own lease; `most` is the longest TTL that the store accepts."""
-    return Grant(ttl=max(closed_ttl, min(RUN_TTL_LEAST, most)), id=keys.run_lease_id)
+    return Grant(ttl=max(closed_ttl, min(RUN_TTL_LEAST, most)), id=keys.derived_lease_id)
 
 
-def run_lease_put(keys: Keys, grant: Grant) -> Create:
+def create_run_lease_key(keys: Keys, grant: Grant) -> Create:
     """Return the write of the key `keys.lease`, which has no effect if the key exists."""
     return Create(keys.lease, f"{grant.ttl:g}".encode(), lease=grant.id)
 
@@ -56,7 +56,7 @@ def is_store_full(error: Exception) -> bool:
     return isinstance(error, LimitExceeded) and (" would hold " in text or text.startswith("nothing was written"))
 
 
-def refusal_error(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:
+def refused_lease(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:
     """Return the error for a refused lease. If its TTL was too long, the error names the setting to lower."""
     if not is_ttl_limit_error(error):
         return error  # the cause is not a setting, but a full store or disk

@@ -16,7 +16,7 @@ import msgpack
 
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.parameters import Parameter
-from rdzv.config.resizing import resize
+from rdzv.config.resizing import with_resize
 from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, DURATION_MAX, NAME, TEXT, duration
 from rdzv.core.questions import ANSWER_TTL, compress_answer
 from rdzv.core.report import account
@@ -26,10 +26,10 @@ from rdzv.core.stopping import Drain, Resized
 from rdzv.core.stuck.accusing import UNKNOWN, WHY_MOST, Accusation
 from rdzv.errors import RendezvousClosedError, RendezvousStateError
 from rdzv.node.run.lease import get_or_grant_run_lease, is_ttl_limit_error
-from rdzv.node.run.status import drain_ttl, find_member, read_history, read_nodes, read_run, read_run_clock, read_usage
+from rdzv.node.run.status import drain_ttl, find_member, read_history, read_nodes, read_run, read_run_time, read_usage
 from store import ConditionFailed, Delete, Entry, Get, LimitExceeded, Put, when
 from store.net.tasks import cancel_and_wait
-from store.printable import abbreviate, make_logger
+from store.printable import make_logger, short_names
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -93,7 +93,7 @@ class Run:
             RendezvousClosedError: The run is closed.
         """
         while (there := await self.store.get(self.keys.settings)) is not None:
-            new = resize(unpack_settings(there.value), min_nodes=min_nodes, max_nodes=max_nodes)
+            new = with_resize(unpack_settings(there.value), min_nodes=min_nodes, max_nodes=max_nodes)
             assert there.lease is not None, "the settings are on the run's lease"
             resized = Resized(min_nodes=new["min_nodes"], max_nodes=new["max_nodes"], reason=reason, by=self.by)
             result = await self.store.transact(
@@ -165,7 +165,7 @@ class Run:
         """
         name, attribute = _parse_ban_target(node_id, where)
 
-        async def find_nodes_to_ban() -> dict[str, int]:
+        async def find_matching_nodes() -> dict[str, int]:
             if where is None:
                 there = await self.store.get(self.keys.node(node_id))
                 return {} if there is None else {node_id: there.mod_revision}
@@ -173,7 +173,7 @@ class Run:
             return {each.node_id: each.arrival for each in records if each.attributes.get(where[0]) == where[1]}
 
         ban = Ban(reason=reason, by=self.by, now=now, lasts=lasts, where=attribute)
-        return tuple(sorted(await self._write_ban(name, ban, find_nodes_to_ban)))
+        return tuple(sorted(await self._write_ban(name, ban, find_matching_nodes)))
 
     async def unban(self, node_id: str = "", reason: str = "", *, where: tuple[str, str] | None = None) -> bool:
         """Lift the ban of a node, or of an attribute and its value; the history gets the reason.
@@ -264,23 +264,23 @@ class Run:
 
     async def time_of_day(self) -> float:
         """Return the run's present time of day, as Unix time; see `rdzv.core.history`."""
-        return await read_run_clock(self.store, self.keys)
+        return await read_run_time(self.store, self.keys)
 
     async def check_exists(self) -> None:
         """If the store has no key of this run, raise RendezvousStateError, with the ids of existing runs."""
         if not await self.store.count(self.keys.root):
             runs = sorted(await read_usage(self.store, self.keys.prefix))
-            there = f"it has {abbreviate(runs, RUNS_NAMED_MOST)}" if runs else f"it has none under {self.keys.prefix}"
+            there = f"it has {short_names(runs, RUNS_NAMED_MOST)}" if runs else f"it has none under {self.keys.prefix}"
             raise RendezvousStateError(f"the store has no run {self.run_id}; {there}")
 
     async def restore(self, key: str) -> bytes | None:
         """Return the data that a member last kept as `key`, or None."""
-        entry = await self.store.get(self.keys.kept(key))
+        entry = await self.store.get(self.keys.kept_item(key))
         return None if entry is None else entry.value
 
-    async def answer(self, question: str, text: str) -> None:
+    async def answer_operator(self, question: str, text: str) -> None:
         """Answer an operator's question."""
-        await self.store.put(self.keys.answers(question) + self.by, compress_answer(text), ttl=ANSWER_TTL)
+        await self.store.put(self.keys.operator_answers(question) + self.by, compress_answer(text), ttl=ANSWER_TTL)
 
     async def history(self) -> list[Chapter]:
         """Return the run's remembered rounds, the oldest first."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import SCHEMES
-from rdzv.config.resizing import describe_size, differs_by_resize, whole_unit_limits
+from rdzv.config.resizing import describe_size, differs_by_resize, unit_limits
 from rdzv.config.settings import describe_difference
 from rdzv.core.decision import Rules
-from rdzv.core.ranks import find_rank_order
+from rdzv.core.ranks import rank_order_named
 from rdzv.core.state import pack_settings, unpack_settings
 from rdzv.errors import RendezvousSettingsError
 from rdzv.node.run.status import read_nodes
@@ -39,7 +39,7 @@ class RunSettings:
             unit=settings.node_unit,
             last_call=settings.last_call_timeout,
             early_last_call=settings.early_last_call,
-            order=find_rank_order(settings.rank_order),
+            order=rank_order_named(settings.rank_order),
             expected=settings.expected,
             unit_within=settings.unit_within or "",
             ttl=settings.ttl,
@@ -56,11 +56,11 @@ class RunSettings:
             text = "run %s was resized to %s; this node uses these numbers now, instead of %s"
             log.warning(text, self._run_id, now, before)
         self._agreed, self.value = theirs, there
-        needed, capacity = whole_unit_limits(theirs)
+        needed, capacity = unit_limits(theirs)
         self.rules = replace(self.rules, needed=needed, capacity=capacity)
         return ""
 
-    def reset(self) -> None:
+    def reset_to_own(self) -> None:
         """Return to this node's own settings, as no other node is in the run."""
         assert self.accept_or_explain(pack_settings(self._ours)) == "", "they do not differ from themselves"
 
@@ -83,7 +83,7 @@ async def agree_on_settings(
                 return
             what = f"was started with other settings: {difference}; give all nodes the same"
             raise RendezvousSettingsError(f"run {keys.run_id} {what}")
-        agreed.reset()
+        agreed.reset_to_own()
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=there.mod_revision, lease=lease)
 
 

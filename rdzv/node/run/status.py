@@ -8,11 +8,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rdzv.core.absent import NAMED_MOST, AbsenceReport
-from rdzv.core.decision import wait_text
+from rdzv.core.decision import wait_reason_text
 from rdzv.core.history import History, TimeOfDayNote, nodes_gone_before_round
 from rdzv.core.keys import Keys
-from rdzv.core.report import RunStatus, closing_incident
-from rdzv.core.round import Member, Participant, Round, rank_bucket_of
+from rdzv.core.report import RunStatus, find_closing_incident
+from rdzv.core.round import Member, Participant, Round, bucket_with_rank_of
 from rdzv.core.state import Ban, Head, NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.stopping import Drain
 from rdzv.core.stored import log_unreadable
@@ -73,7 +73,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
     roster = await _read_last_roster(store, keys, head) if head.closed or absent.missing else {}
     outside = {record.node_id: record.attributes for record in waiting}
     outside |= {one.node_id: roster[one.node_id].attributes for one in absent.missing if one.node_id in roster}
-    closing = closing_incident(history.chapters[-1]) if head.closed and history.chapters else None
+    closing = find_closing_incident(history.chapters[-1]) if head.closed and history.chapters else None
     steps, awaits = await read_steps_and_waits(store, keys, head, {member.node_id for member in members})
     status = RunStatus(
         run_id=keys.run_id,
@@ -236,7 +236,7 @@ async def read_step_notes(store: Store, keys: Keys) -> Mapping[str, LastStepNote
     return heard
 
 
-async def read_run_clock(store: Store, keys: Keys) -> float:
+async def read_run_time(store: Store, keys: Keys) -> float:
     """Return the run's present time of day: from the coordinator's note, or the note on the run's lease.
 
     If the store has neither note, as after its restart, return the time of day in the last progress, or this machine's.
@@ -303,7 +303,7 @@ async def read_history(store: Store, keys: Keys) -> History:
     return (History.unpack_or_log(entry.key, entry.value) if entry is not None else None) or History()
 
 
-async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participant]:
+async def read_round_members(store: Store, keys: Keys, round: Round) -> list[Participant]:
     """Return a round's members by rank; raise RoundSupersededError if a later round has replaced it."""
     entries = await store.list(keys.roster(round.number, round.term))
     roster = [one for entry in entries for one in Participant.unpack_all(entry.value)]
@@ -316,7 +316,7 @@ async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participan
 
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
     """Return the round's member with this arrival, if any."""
-    entry = await store.get(keys.ranks(round.number, round.term, rank_bucket_of(node_id, round.buckets)))
+    entry = await store.get(keys.ranks(round.number, round.term, bucket_with_rank_of(node_id, round.buckets)))
     members = Member.unpack_all(entry.value) if entry is not None else []  # a later round deletes the ranks of this one
     return next((one for one in members if one.node_id == node_id and one.arrival == arrival), None)
 
@@ -346,7 +346,7 @@ def _wait_reason(head: Head, *, members: int, waiting: int, elapsed: float | Non
         return "no node is here"
     if (round := _unreported_round(head)) is not None:
         return f"round {round.number} stands with {plural(round.size)}"
-    return wait_text(head.progress, elapsed=elapsed)
+    return wait_reason_text(head.progress, elapsed=elapsed)
 
 
 def _last_call_seconds_left(head: Head, elapsed: float) -> float | None:
@@ -369,7 +369,7 @@ def _seconds_in_phase(
         case Phase.TRAINING:
             began = None if last is None else last.at
         case Phase.CLOSED:
-            closing = closing_incident(last) if last is not None else None
+            closing = find_closing_incident(last) if last is not None else None
             began = None if closing is None else closing.at
     return None if began is None else max(at - began, 0.0)
 
@@ -378,7 +378,7 @@ async def _read_last_roster(store: Store, keys: Keys, head: Head) -> dict[str, P
     if head.round is None:
         return {}
     try:
-        return {one.node_id: one for one in await read_roster(store, keys, head.round)}
+        return {one.node_id: one for one in await read_round_members(store, keys, head.round)}
     except (RendezvousStateError, RoundSupersededError):
         return {}
 

@@ -19,7 +19,7 @@ from rdzv.config.resizing import describe_size
 from rdzv.display.standard_error import NonBlockingStderrHandler
 from rdzv.loop import EndKind
 from rdzv.torch.agent.unnamed_run import NO_NAME
-from rdzv.torch.pytorch import signal_name_of
+from rdzv.torch.pytorch import signal_name_of_error
 from store.printable import make_logger, plural, without_durations
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class HandlerLog:
         before = sys.excepthook
 
         def filtered_excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            name = signal_name_of(error)
+            name = signal_name_of_error(error)
             if name is None:
                 before(kind, error, trace)
             else:
@@ -103,7 +103,7 @@ class HandlerLog:
             )
         log.warning("run %s: this agent ends, since %s; %s", self._run_id, signal_reason(name), what_then)
 
-    def stop(self) -> None:
+    def cancel_cost_line(self) -> None:
         """Cancel the pending line about the run's cost."""
         if self._cost is not None:
             self._cost.cancel()
@@ -125,7 +125,7 @@ class HandlerLog:
         assert handler.membership is not None
         round, rank = handler.membership.round, handler.membership.rank
         lost, left, joined = round.since if again else ((), (), ())
-        gone = [f"{name} ({how})" if (how := handler.describe_absence(name)) else name for name in (*lost, *left)]
+        gone = [f"{name} ({how})" if (how := handler.describe_gone_node(name)) else name for name in (*lost, *left)]
         changed = f"; gone: {', '.join(gone)}" * bool(gone) + f"; new: {', '.join(joined)}" * bool(joined)
         log.info(
             "run %s, round %d: %s%s; this one, %s, has rank %d; met within %.1f s",
@@ -133,8 +133,8 @@ class HandlerLog:
             *(handler.node_id, rank, seconds),
         )
         if gone and rank == 0:
-            self.stop()
-            self._cost = threading.Timer(COST_AFTER, self._log_cost, args=(handler,))
+            self.cancel_cost_line()
+            self._cost = threading.Timer(COST_AFTER, self._log_run_cost, args=(handler,))
             self._cost.daemon = True
             self._cost.start()
 
@@ -147,7 +147,7 @@ class HandlerLog:
             then = "the workers here have succeeded, and this agent does not come again" if done else "meeting again"
             log.warning("run %s: %s; %s", self._run_id, ending.reason, then)
 
-    def _log_cost(self, handler: sync.Handler) -> None:
+    def _log_run_cost(self, handler: sync.Handler) -> None:
         with contextlib.suppress(RendezvousError):  # the error is logged elsewhere
             _, _, cost = handler.account()
             log.info("run %s so far: %s", self._run_id, str(cost).removeprefix(f"{self._run_id}: "))
@@ -179,7 +179,7 @@ def signal_reason(signal: str) -> str:
     return f"it was told to end by {signal}"
 
 
-def exit_with_error(error: Exception) -> None:
+def print_error_and_exit(error: Exception) -> None:
     """Write one sentence for an error (with LOGLEVEL=DEBUG also its traceback), and exit with status 1."""
     log.error("%s", error, exc_info=error if log.isEnabledFor(logging.DEBUG) else None)
     sys.exit(1)

@@ -48,7 +48,7 @@ class EndSignals:
                 if instead_of_others or signal.getsignal(number) in UNHANDLED:
                     signal.signal(number, self._handle)
 
-    def leave(self, name: str) -> None:
+    def handle_while_leaving(self, name: str) -> None:
         """Handle further signals while the agent leaves; limit the time to leave unless the agent serves a store."""
         self._start_exit_timer(signal.Signals[name])
         self.install(instead_of_others=True)

@@ -55,7 +55,7 @@ class WorkerEnds:
         ended: asyncio.Queue[int] = asyncio.Queue()
         loop, files = asyncio.get_running_loop(), dict[int, int]()
 
-        def on_worker_end(file: int) -> None:
+        def handle_worker_end(file: int) -> None:
             loop.remove_reader(file)
             ended.put_nowait(file)
 
@@ -64,7 +64,7 @@ class WorkerEnds:
                 with contextlib.suppress(OSError):  # the worker has ended, and the agent has reaped it
                     file = os.pidfd_open(pid)
                     files[file] = rank
-                    loop.add_reader(file, on_worker_end, file)
+                    loop.add_reader(file, handle_worker_end, file)
             for _ in tuple(files):
                 file = await ended.get()
                 status = _exit_status_of_pidfd(file)

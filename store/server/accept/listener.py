@@ -140,7 +140,7 @@ class EndWhenAlone:
         self.rejects_clients: bool = False
         self.hands_over: bool = False
 
-    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+    def note_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note the loop in which the server accepts connections."""
         self._loop = loop
 

@@ -20,9 +20,9 @@ from rdzv.backends.host_queries import (
     HostReply,
     LostReport,
     MultiHostDial,
-    announce_lost_host,
     ask_all_hosts,
     explain_no_host_serves,
+    send_lost_report,
     wait_for_serving_host,
 )
 from rdzv.backends.hosting import HostedStore, serve_store_on
@@ -183,8 +183,8 @@ async def test_a_host_that_dies_before_a_node_has_connected_is_succeeded() -> No
             await wait_until_hosting(waiting)
         finally:
             waiting.note_store_found()
-            if waiting._hosted_store is not None:
-                await waiting._hosted_store.end()
+            if waiting._store_if_started is not None:
+                await waiting._store_if_started.end()
             await waiting.aclose()
 
 
@@ -202,8 +202,8 @@ async def test_only_one_of_several_processes_serves() -> None:
         for one in several:
             one.note_store_found()
         for one in several:
-            if one._hosted_store is not None:
-                await one._hosted_store.end()
+            if one._store_if_started is not None:
+                await one._store_if_started.end()
             await one.aclose()
 
 
@@ -214,12 +214,12 @@ async def test_a_store_that_cannot_tell_its_nodes_that_it_ends_does_not_hand_ove
     await one.try_to_start()
     await wait_until_hosting(one)
     async with asyncio.timeout(10):
-        assert one._hosted_store is not None
+        assert one._store_if_started is not None
         found = [await host_at(port).ask(None) for port in hosts]
         (port,) = [port for port, asked in zip(hosts, found, strict=True) if asked.answer is Answer.SERVES]
         async with store.connect(f"tcp://127.0.0.1:{port}", token=TOKEN):
             one.note_store_found()
-            await one._hosted_store.aclose(lambda _: store.connect("tcp://127.0.0.1:1", timeout=0.2))
+            await one._store_if_started.aclose(lambda _: store.connect("tcp://127.0.0.1:1", timeout=0.2))
             await one.aclose()
             assert (await host_at(port).ask(None)).answer is Answer.REFUSED
 
@@ -265,21 +265,21 @@ async def test_a_word_counts_only_with_the_token_and_for_a_silent_host(monkeypat
         settings = candidate._settings
         try:
             with pytest.raises(RendezvousSettingsError, match="is not one of the several hosts"):
-                await announce_lost_host(settings, Credentials(settings), "elsewhere")
+                await send_lost_report(settings, Credentials(settings), "elsewhere")
             with pytest.raises(RendezvousStateError, match="is a candidate, so its machine is not lost"):
-                await announce_lost_host(settings, Credentials(settings), f"127.0.0.1:{own}")
+                await send_lost_report(settings, Credentials(settings), f"127.0.0.1:{own}")
             forged = LostReport(f"127.0.0.1:{mute}", b"another token")
             assert (await host_at(own).ask(None, word=forged)).answer is not Answer.CANDIDATE
             assert not candidate.is_hosting
-            told = await announce_lost_host(settings, Credentials(settings), f"127.0.0.1:{mute}")
+            told = await send_lost_report(settings, Credentials(settings), f"127.0.0.1:{mute}")
             assert told == f"127.0.0.1:{own} was told that 127.0.0.1:{mute} is lost"
             await wait_until_hosting(candidate)
         finally:
             candidate.note_store_found()
             if candidate._task is not None:
                 await asyncio.wait([candidate._task])
-            if candidate._hosted_store is not None:
-                await candidate._hosted_store.end()
+            if candidate._store_if_started is not None:
+                await candidate._store_if_started.end()
             await candidate.aclose()
 
 

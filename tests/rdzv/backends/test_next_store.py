@@ -169,7 +169,7 @@ async def test_a_member_can_join_again_while_its_store_is_ending() -> None:
         await b.leave()
         joining = await run.join(b)  # it has withdrawn its record, so it counts as a newcomer
         await asyncio.sleep(5)
-        assert "is ending" in b.node.part.reason
+        assert "is ending" in b.node.part.wait_reason
         assert not joining.done()
 
 

@@ -6,15 +6,15 @@ import sys
 import pytest
 
 from rdzv.cli import main as command
-from rdzv.cli.operate import rate
+from rdzv.cli.operate import to_rate
 from rdzv.testing import processes
 
 
 def test_a_rate_is_parsed() -> None:
-    assert (rate("2/10m"), rate("1/30")) == (1 / 300, 1 / 30)
+    assert (to_rate("2/10m"), to_rate("1/30")) == (1 / 300, 1 / 30)
     for wrong in ("1", "0/10m", "x/10m", "1/0", "1/never"):
         with pytest.raises(argparse.ArgumentTypeError):
-            rate(wrong)
+            to_rate(wrong)
 
 
 def test_a_launcher_that_allows_it_is_killed_and_another_refuses(capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,15 +174,15 @@ async def test_an_error_in_the_last_check_does_not_hide_the_earlier_checks(
 
 
 def test_gloo_is_checked_against_the_addresses_of_the_hosts_own_name() -> None:
-    good = doctor.check_gloo_address("gpu-1", ["10.0.0.1", "fd00::1"], "10.0.0.1", chosen=None)
+    good = doctor.check_gloo_listens_at("gpu-1", ["10.0.0.1", "fd00::1"], "10.0.0.1", chosen=None)
     assert good.passed
-    assert doctor.check_gloo_address("gpu-1", ["127.0.1.1"], "10.0.0.1", chosen="eth0").passed
+    assert doctor.check_gloo_listens_at("gpu-1", ["127.0.1.1"], "10.0.0.1", chosen="eth0").passed
     for own, why in (
         (["127.0.1.1"], "stands for 127.0.1.1"),
         (["192.168.0.1", "10.0.0.1"], "192.168"),
         ([], "no address"),
     ):
-        bad = doctor.check_gloo_address("gpu-1", own, "10.0.0.1", chosen=None)
+        bad = doctor.check_gloo_listens_at("gpu-1", own, "10.0.0.1", chosen=None)
         assert not bad.passed
         assert why in bad.found
         assert "GLOO_SOCKET_IFNAME to the interface of 10.0.0.1" in bad.remedy

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rdzv.core.history import History
     from rdzv.core.keys import Keys
     from rdzv.core.report import Account, RunStatus
-    from rdzv.display.status import TopState
+    from rdzv.display.status import TopData
 
 pytestmark = pytest.mark.some_here(4)
 
@@ -307,10 +307,10 @@ class Seen(look._Terminal):
     def __init__(self) -> None:
         self.silent_at: float | None = None
         self.silent = asyncio.Event()
-        self.frames: list[TopState] = []
+        self.frames: list[TopData] = []
         self.over = False
 
-    def show(self, frame: TopState) -> None:
+    def show(self, frame: TopData) -> None:
         self.frames.append(frame)
         if frame.silent_for is not None and self.silent_at is None:
             self.silent_at = asyncio.get_running_loop().time()
@@ -335,7 +335,7 @@ async def test_after_a_lost_request_the_screen_keeps_the_last_status(monkeypatch
     async with store.serve() as server, two_nodes(f"{server.url}/job"), looked_at(f"{server.url}/job") as (run, wakeup):
         monkeypatch.setattr(Run, "account", lost_in_between)
         async with asyncio.timeout(LIMIT):
-            last = await look._show_on_screen(run, wakeup, await look._read_frame(run), Seen())
+            last = await look._show_on_screen(run, wakeup, await look._read_top_screen(run), Seen())
     assert last.status.closed == "seen enough"
 
 
@@ -349,7 +349,9 @@ async def test_a_lost_store_is_shown_within_two_seconds(how: str, moment: float)
         screen = Seen()
         looking = contextlib.AsyncExitStack()
         observed = await looking.enter_async_context(run.looked_at())
-        task = run.start(look._show_on_screen(observed, Wakeup(), await look._read_frame(observed), screen), "follow")
+        task = run.start(
+            look._show_on_screen(observed, Wakeup(), await look._read_top_screen(observed), screen), "follow"
+        )
         await asyncio.sleep(3 + moment)
         gone_at = asyncio.get_running_loop().time()
         if how == "died":
@@ -378,5 +380,5 @@ async def test_a_run_is_read_once_for_its_status_and_its_cost(monkeypatch: pytes
     monkeypatch.setattr(status_room, "read_history", counted)
     async with store.serve() as server, two_nodes(f"{server.url}/job"), looked_at(f"{server.url}/job") as (run, _):
         told, history, cost = await run.account()
-        assert (told.world_size, len(history.chapters), cost.losses) == (2, 1, 0)
+        assert (told.world_size, len(history.chapters), cost.loss_count) == (2, 1, 0)
     assert read == ["job"]

@@ -177,7 +177,7 @@ def test_lines_for_a_non_blocking_standard_error_wait_for_its_reader() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with os.fdopen(reading, "rb") as written, os.fdopen(writing, "w"):
-        lines, wanted = standard_error._LineWriter(), b"".join(b"line %d\n" % number for number in range(20_000))
+        lines, wanted = standard_error._NonBlockingWriter(), b"".join(b"line %d\n" % number for number in range(20_000))
         for line in wanted.decode().splitlines():
             lines.put(line, writing)
         assert written.read(len(wanted)) == wanted
@@ -187,21 +187,21 @@ def test_dropped_lines_are_counted() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"x" * PIPE_HOLDS)
     with os.fdopen(writing, "w"):
-        lines = standard_error._LineWriter()
+        lines = standard_error._NonBlockingWriter()
         lines.put("first", writing)
         while lines._waiting:  # the thread has taken the line, and waits for the reader
             time.sleep(0.001)
         for _ in range(12):
             lines.put("y" * 99_999, writing)
         began = time.monotonic()
-        lines.flush(0.1)
+        lines.wait_until_written(0.1)
         assert time.monotonic() - began < 2
         text = b""
         while b"lines are lost" not in text:
             text += os.read(reading, 10**6)
         assert b"rdzv: 2 lines are lost here" in text
         lines.put("last", writing)
-        lines.flush(10)
+        lines.wait_until_written(10)
         assert os.read(reading, 10**6).endswith(b"last\n")
     os.close(reading)
 

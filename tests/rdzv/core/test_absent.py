@@ -3,7 +3,7 @@
 import pytest
 
 from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, AbsenceReport, Missing, node_label
-from rdzv.core.decision import progress_due, wait_text
+from rdzv.core.decision import progress_due, wait_reason_text
 from rdzv.core.state import NodesLost, Progress
 from rdzv.loop.round_monitor import describe_gone_nodes
 from rdzv.membership import unreported_changes
@@ -20,9 +20,10 @@ def test_a_lost_node_is_named_with_its_address_and_the_time_since() -> None:
     run.arrive("a", "b")
     run.now += 40
     assert (
-        wait_text(run.progress) == "2 of at least 3 nodes; waiting 40 s for gpu-017 at 10.0.0.3 (lost 3 min 10 s ago)"
+        wait_reason_text(run.progress)
+        == "2 of at least 3 nodes; waiting 40 s for gpu-017 at 10.0.0.3 (lost 3 min 10 s ago)"
     )
-    assert "(lost 3 min 20 s ago)" in wait_text(run.progress, elapsed=10), "durations go on where they are read"
+    assert "(lost 3 min 20 s ago)" in wait_reason_text(run.progress, elapsed=10), "durations go on where they are read"
 
 
 def test_departures_are_told_from_losses_and_a_node_that_returns_is_not_missing() -> None:
@@ -43,14 +44,14 @@ def test_an_expected_node_is_missing_from_the_start_and_in_every_round() -> None
     run = HandFed(needed=2, capacity=3, last_call=0, expected=("a", "b", "x"))
     run.arrive("a")
     run.now += 7
-    assert wait_text(run.progress) == "1 of at least 2 nodes; waiting 7 s for b (never seen) and x (never seen)"
+    assert wait_reason_text(run.progress) == "1 of at least 2 nodes; waiting 7 s for b (never seen) and x (never seen)"
     run.arrive("x")
     run.die("x")
     run.now += 5
     assert run.progress.absent.describe() == "x (lost 5 s ago) and b (never seen)", "it was no member, but expected"
     run.arrive("b")
     run.commit()
-    assert wait_text(run.progress) == "round 0 stands with 2 nodes; missing: x (lost 5 s ago)"
+    assert wait_reason_text(run.progress) == "round 0 stands with 2 nodes; missing: x (lost 5 s ago)"
     run.arrive("x")
     assert run.progress.absent.count == 0
     del run.stored["x"]
@@ -61,26 +62,26 @@ def test_an_expected_node_is_missing_from_the_start_and_in_every_round() -> None
 def test_members_that_stay_are_named_if_they_are_few() -> None:
     run = round_of("a", "b", capacity=9)
     run.arrive("c")
-    assert wait_text(run.progress).endswith("2 live members to leave: a and b")
+    assert wait_reason_text(run.progress).endswith("2 live members to leave: a and b")
     told = run.progress.absent
     assert (told.staying, told.staying_at) == (("a", "b"), ("a", "b"))
     elsewhere = HandFed(needed=2, capacity=9, last_call=0)
     elsewhere.arrive("a", "b", address="10.77.0.12")
     elsewhere.commit()
     elsewhere.arrive("c")
-    assert wait_text(elsewhere.progress).endswith("to leave: a (10.77.0.12) and b (10.77.0.12)")
+    assert wait_reason_text(elsewhere.progress).endswith("to leave: a (10.77.0.12) and b (10.77.0.12)")
     many = [f"n{at}" for at in range(NAMED_OF_MANY + 1)]
     crowd = HandFed(needed=2, capacity=20, last_call=0)
     crowd.arrive(*many)
     crowd.commit()
     crowd.arrive("c")
-    assert wait_text(crowd.progress).endswith("live members to leave")
+    assert wait_reason_text(crowd.progress).endswith("live members to leave")
 
 
 def test_of_many_only_some_are_named_and_all_are_counted() -> None:
     book = AbsenceBook(f"n{at}" for at in range(NAMED_MOST))
-    assert len(book.report(now=0).missing) == NAMED_MOST
-    crowd = AbsenceBook(f"n{at}" for at in range(10_000)).report(now=0)
+    assert len(book.make_report(now=0).missing) == NAMED_MOST
+    crowd = AbsenceBook(f"n{at}" for at in range(10_000)).make_report(now=0)
     assert (len(crowd.missing), crowd.count) == (NAMED_OF_MANY, 10_000)
     assert crowd.describe().endswith("n7 (never seen) and 9992 more")
     assert len(Progress.pack(Progress(phase=HandFed().progress.phase, absent=crowd))) < 300
@@ -97,7 +98,7 @@ def test_a_successor_continues_known_durations_and_invents_none() -> None:
     run.now += 10
     run.succeed(told, said_at=told_at)
     words = "b (lost 40 s ago), c (left 40 s ago), d (lost: it went while nobody coordinated) and x (never seen)"
-    assert wait_text(run.progress) == f"1 of at least 4 nodes; waiting 40 s for {words}"
+    assert wait_reason_text(run.progress) == f"1 of at least 4 nodes; waiting 40 s for {words}"
 
 
 def test_only_what_time_alone_changes_is_no_news() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.decision import Act, Commit, Expel, Resize, Wait, WriteProgress, WriteStop, decide
+from rdzv.core.decision import Act, ApplyResize, CommitRound, Expel, Idle, WriteRoundProgress, WriteStop, decide
 from rdzv.core.state import MOVES, AnnouncedDrain, BanEnd, Closed, Head, NodeRecord, Progress
 from rdzv.core.stopping import BegunStep, Resized, Stop
 from rdzv.core.stuck.accusing import Accusation
-from rdzv.core.view import CommitObstacle, Picture, Standstill, StopAnswer, StuckMember
+from rdzv.core.view import CommitRejection, Picture, Standstill, StopAnswer, StuckMember
 from store import Event
 from store.errors import LimitExceeded
 from tests.support.hand_fed import NODES, HandFed
@@ -53,7 +53,7 @@ def act_of(run: HandFed, **of_the_picture: Any) -> Act:
 def told(run: HandFed, **of_the_picture: Any) -> dict[str, Any]:
     """Return the fields of a picture whose whole progress has been reported."""
     act = act_of(run, **of_the_picture)
-    assert isinstance(act, WriteProgress)
+    assert isinstance(act, WriteRoundProgress)
     return {"told": act.progress, "told_at": run.now, **of_the_picture}
 
 
@@ -63,10 +63,10 @@ def test_only_the_first_due_act_is_returned() -> None:
     stuck(run, "c")
     run.arrive("d")
     everything = replace(RESIZED, unbans=UNBANNED.unbans)
-    assert isinstance(act_of(run, head=everything), Resize)
+    assert isinstance(act_of(run, head=everything), ApplyResize)
     assert isinstance(act_of(run, head=everything, resized_at=90), Expel)
     run.die("c")
-    assert isinstance(act_of(run, head=UNBANNED), WriteProgress)
+    assert isinstance(act_of(run, head=UNBANNED), WriteRoundProgress)
     assert isinstance(act_of(run, **told(run)), WriteStop)
 
 
@@ -74,7 +74,7 @@ def test_a_round_is_completed_without_a_report_before_it() -> None:
     run = HandFed(needed=2, capacity=2)
     run.arrive("a", "b")
     act = act_of(run, head=UNBANNED)
-    assert isinstance(act, Commit)
+    assert isinstance(act, CommitRound)
     assert [record.node_id for record in act.members] == ["a", "b"]
 
 
@@ -88,7 +88,7 @@ def test_a_report_that_is_not_due_does_not_delay_a_question() -> None:
     assert act.stop.why == "2 nodes waiting to join"
     run.view.agreement.note_written(act.stop.replace(revision=70))
     wait = act_of(run, **said)
-    assert isinstance(wait, Wait)
+    assert isinstance(wait, Idle)
     assert wait.until == run.now + 0.05
 
 
@@ -99,7 +99,7 @@ def test_the_members_are_asked_and_then_told() -> None:
     question = act_of(run, **said)
     assert isinstance(question, WriteStop)
     run.view.agreement.note_written(question.stop.replace(revision=70))
-    assert isinstance(act_of(run, **said), Wait), "it is not asked again before the watch brings it"
+    assert isinstance(act_of(run, **said), Idle), "it is not asked again before the watch brings it"
     run.view.apply_task_result(StopAnswer())
     for name, step in (("a", 4), ("b", 5), ("c", None)):
         run.view.apply_task_result(StopAnswer(name, BegunStep(round=0, step=step)))
@@ -107,7 +107,7 @@ def test_the_members_are_asked_and_then_told() -> None:
     assert isinstance(decision, WriteStop)
     assert (decision.stop.step, decision.over) == (6, 70)
     run.view.agreement.note_written(decision.stop.replace(revision=71))
-    assert isinstance(act_of(run, **said), Wait)
+    assert isinstance(act_of(run, **said), Idle)
 
 
 CLOSED = {"closed": Closed(reason="done")}
@@ -158,11 +158,11 @@ def test_lifted_bans_are_noted_in_order_and_some_at_once(noted_at: int, first: i
     run = in_steps()
     said = told(run)
     act = act_of(run, **said | {"head": Head(unbans=unbans), "unbanned_at": noted_at})
-    noted = [unban.revision for unban in act.unbans.values()] if isinstance(act, WriteProgress) else []
+    noted = [unban.revision for unban in act.unbans.values()] if isinstance(act, WriteRoundProgress) else []
     assert noted == [*range(first, first + count)]
     run = HandFed()
     act = act_of(run, head=Head(unbans=unbans))
-    assert isinstance(act, WriteProgress)
+    assert isinstance(act, WriteRoundProgress)
     assert act.unbans == {}, "the history begins with the first round"
 
 
@@ -176,8 +176,8 @@ def test_two_members_are_expelled_one_by_one_and_both_losses_stay_reported() -> 
         run.die(act.node_id)
         lost.append(act.progress.lost_ids)
     assert lost == [("b",), ("b", "c")]
-    assert run.view.why == {"b": "stuck", "c": "stuck"}
-    assert isinstance(act, WriteStop | WriteProgress | Wait)
+    assert run.view.why_gone == {"b": "stuck", "c": "stuck"}
+    assert isinstance(act, WriteStop | WriteRoundProgress | Idle)
     assert act.progress.lost_ids == ("b", "c")
 
 
@@ -197,7 +197,7 @@ def test_a_fact_of_another_round_or_arrival_changes_nothing(other: dict[str, Any
     stuck(run, "c", **other)
     run.view.apply_task_result(Standstill(1, "no member gets on"))
     act = act_of(run)
-    assert isinstance(act, WriteProgress)
+    assert isinstance(act, WriteRoundProgress)
     assert act.progress.standstill == ""
 
 
@@ -205,24 +205,24 @@ def test_an_old_fact_about_a_member_that_joined_again_does_not_expel_it() -> Non
     run = in_steps()
     stuck(run, "c")
     run.put("c", NodeRecord(node_id="c", incarnation="2", address="c", port=1, arrived_after=0).pack())
-    assert isinstance(act_of(run), WriteProgress)
+    assert isinstance(act_of(run), WriteRoundProgress)
     run.arrive("a", "b")
     run.commit()
-    assert isinstance(act_of(run), WriteProgress)
+    assert isinstance(act_of(run), WriteRoundProgress)
 
 
 def test_a_full_store_is_retried_later_and_the_problem_is_reported() -> None:
     run = HandFed(needed=2, capacity=2)
     run.arrive("a", "b")
-    obstacle = CommitObstacle(run.now + 1.0, LimitExceeded("no room"))
+    obstacle = CommitRejection(run.now + 1.0, LimitExceeded("no room"))
     act = act_of(run, obstacle=obstacle)
-    assert isinstance(act, WriteProgress)
+    assert isinstance(act, WriteRoundProgress)
     assert act.progress.problem == "the store does not take it: no room"
     wait = act_of(run, obstacle=obstacle, told=act.progress, told_at=run.now)
-    assert isinstance(wait, Wait)
+    assert isinstance(wait, Idle)
     assert (wait.until, wait.error) == (run.now + 1.0, obstacle.error)
     run.now += 1.0
-    assert isinstance(act_of(run, obstacle=obstacle), Commit)
+    assert isinstance(act_of(run, obstacle=obstacle), CommitRound)
 
 
 def test_a_wait_lasts_until_the_first_due_moment() -> None:
@@ -230,7 +230,7 @@ def test_a_wait_lasts_until_the_first_due_moment() -> None:
     run.arrive("a", "b")
     said = told(run)
     wait = act_of(run, **said)
-    assert isinstance(wait, Wait)
+    assert isinstance(wait, Idle)
     assert wait.until == run.now + 3.0, "a last call is told anew each tenth of it"
     old: Progress = said["told"]
     assert act_of(run, told=old, told_at=run.now) == wait

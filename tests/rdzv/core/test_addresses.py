@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.addresses import add_zone_of, addresses_for_record, with_reachable_addresses
-from rdzv.core.decision import Commit, Wait
+from rdzv.core.addresses import addresses_for_record, with_ipv6_zone, with_reachable_addresses
+from rdzv.core.decision import CommitRound, Idle
 from rdzv.core.state import NodeRecord
 from rdzv.errors import RendezvousSettingsError
 from store.limits import is_loopback
@@ -118,7 +118,7 @@ def test_no_round_completes_if_members_could_not_reach_rank_0() -> None:
     run.arrive("a", address="10.9.0.1", sends_from="10.0.0.2", store_at=FORWARDER)
     run.arrive("b", address="10.9.0.1", sends_from="10.0.0.3", store_at=FORWARDER)
     decision = run.decide()
-    assert isinstance(decision, Wait)
+    assert isinstance(decision, Idle)
     assert "node head would be rank 0 at 127.0.0.1" in decision.progress.problem
     assert "--local-addr" in decision.progress.problem
 
@@ -128,7 +128,7 @@ def test_a_completed_round_has_reachable_addresses() -> None:
     run.arrive("head", address="127.0.0.1", sends_from="127.0.0.1", store_at="127.0.0.1")
     run.arrive("a", address="10.0.0.2", sends_from="10.0.0.2", store_at="10.0.0.1")
     decision = run.decide()
-    assert isinstance(decision, Commit)
+    assert isinstance(decision, CommitRound)
     assert [member.address for member in decision.members] == ["10.0.0.1", "10.0.0.2"]
 
 
@@ -143,4 +143,4 @@ def test_a_completed_round_has_reachable_addresses() -> None:
     ],
 )
 def test_a_link_local_address_gets_the_zone_of_the_store(host: str, address: str, there: str) -> None:
-    assert add_zone_of(host, address) == there
+    assert with_ipv6_zone(host, address) == there

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from rdzv.core.decision import (
     LAST_CALL_GRACE,
-    Commit,
+    ClosedAnswer,
+    CommitRound,
+    Idle,
     JoinClock,
     Joiner,
     KeepWaiting,
     Rules,
-    RunClosed,
-    Wait,
+    act_of_joiner,
     decide_round,
-    next_act_of,
     progress_due,
-    wait_text,
+    wait_reason_text,
 )
 from rdzv.core.ranks import by_arrival, survivors_first
 from rdzv.core.round import Round
@@ -48,7 +48,7 @@ from tests.support.hand_fed import HandFed, round_of
 
 def until(run: HandFed) -> float | None:
     decision = run.decide()
-    assert isinstance(decision, Wait)
+    assert isinstance(decision, Idle)
     return decision.until
 
 
@@ -112,7 +112,7 @@ def test_the_first_round_in_another_store_waits_for_each_member_of_the_lost_stor
     told = 1 if run.round is None or told is None else run.round.revision + told
     head = Head(lost_store=lost, lost_store_at=run.now, lost_store_told=told)
     decision = decide_round(run.view, dataclasses.replace(run.rules, ttl=10.0), head, now=run.now + passed)
-    assert (decision.number if isinstance(decision, Commit) else None) == number
+    assert (decision.number if isinstance(decision, CommitRound) else None) == number
     assert decision.progress.problem == (
         "1 of 3 nodes of round 7, whose store was lost, may still be at work" if number is None else ""
     )
@@ -140,7 +140,7 @@ def test_members_of_the_lost_stores_last_round_wait_for_no_others(
     lost = LostStore(generation=1, revision=9, round=7, round_at=5, awaited=0)
     head = Head(lost_store=lost, lost_store_at=run.now, lost_store_told=run.revision + 1)
     decision = decide_round(run.view, run.rules, head, now=run.now)
-    completed = [record.node_id for record in decision.members] if isinstance(decision, Commit) else None
+    completed = [record.node_id for record in decision.members] if isinstance(decision, CommitRound) else None
     assert completed == (members and [*members])
 
 
@@ -152,7 +152,7 @@ def test_no_round_is_completed_while_the_store_moves_or_makes_no_whole_units() -
         run.arrive(name, attributes={"rack": name})
     run.rules = dataclasses.replace(run.rules, unit=2, unit_within="rack")
     decision = run.decide()
-    assert isinstance(decision, Wait)
+    assert isinstance(decision, Idle)
     assert (decision.until, "rack" in decision.progress.problem) == (None, True)
 
 
@@ -161,7 +161,7 @@ def test_a_round_whose_rank_0_no_other_host_reaches_is_not_completed() -> None:
     for name in "ab":
         run.arrive(name, address="127.0.0.1", sends_from="127.0.0.1", store_at="127.0.0.1", machine=name)
     decision = run.decide()
-    assert isinstance(decision, Wait)
+    assert isinstance(decision, Idle)
     assert decision.until is None
     assert "node a would be rank 0 at 127.0.0.1, where no other host reaches it" in decision.progress.problem
 
@@ -220,7 +220,7 @@ def test_an_order_that_loses_nodes_or_makes_some_up_is_refused(order: Any) -> No
     run = HandFed(needed=2, capacity=2, order=order)
     run.arrive("a", "b", "c")
     decision = run.decide()
-    assert isinstance(decision, Wait)
+    assert isinstance(decision, Idle)
     assert isinstance(decision.error, RendezvousSettingsError | TypeError)
     assert decision.progress.problem
     assert decision.until == run.now + 1
@@ -237,7 +237,7 @@ def test_every_node_is_told_of_a_failing_order_and_its_join_timeout_runs() -> No
     run.now += 4
     assert run.progress.problem == ""
     run.now += 1
-    answer = run.next_act_of("a")
+    answer = run.act_of_joiner("a")
     assert isinstance(answer, KeepWaiting)
     words = "2 nodes wait for a round, and it cannot be completed: rank_order fails with LookupError: no topology!"
     assert answer.reason.startswith(words)
@@ -318,7 +318,7 @@ def test_rounds_complete_only_as_agreed(rules: Rules, happenings: list[tuple[str
         live, waiting, began = set(run.view.live), dict(run.view.waiting), run.view.enough_since
         first = run.round is None
         decision = run.decide()
-        if isinstance(decision, Wait):
+        if isinstance(decision, Idle):
             assert decision.until is None or decision.until > run.now, "or it would spin"
             continue
         size = len(decision.members)
@@ -339,7 +339,7 @@ def test_rounds_complete_only_as_agreed(rules: Rules, happenings: list[tuple[str
 @given(joins=st.lists(st.floats(0, 9.9), max_size=8), early=st.booleans())
 def test_joins_never_extend_a_last_call(joins: list[float], early: bool) -> None:
     run = HandFed(needed=2, capacity=99, last_call=10, early_last_call=early)
-    assert run.decide() == Wait(until=None, progress=Progress(phase=Phase.GATHERING, needed=2, capacity=99))
+    assert run.decide() == Idle(until=None, progress=Progress(phase=Phase.GATHERING, needed=2, capacity=99))
     run.arrive("a", "b")
     ends = run.now + 10
     assert (run.progress.phase, run.progress.last_call_left) == (Phase.LAST_CALL, 10)
@@ -376,9 +376,9 @@ SAID = Progress(phase=Phase.GATHERING, round=7, joined=3, needed=4, capacity=8, 
     ],
 )
 def test_every_phase_is_explained_in_words_and_numbers(progress: Progress | None, words: str) -> None:
-    assert wait_text(progress) == words
+    assert wait_reason_text(progress) == words
     said = SAID.replace(phase=Phase.LAST_CALL)
-    assert wait_text(said, elapsed=1.5) == "last call, 2.7 s left; 3 of at most 8 nodes", (
+    assert wait_reason_text(said, elapsed=1.5) == "last call, 2.7 s left; 3 of at most 8 nodes", (
         "it is the time that is left now"
     )
 
@@ -469,7 +469,7 @@ MEMBER = Joiner(arrival=61, was_member=True)
         pytest.param(Joiner(arrival=51), {"round": ROUND}, FEW, id="before"),
         pytest.param(Joiner(arrival=40, passed_over=50), {"round": ROUND}, FEW, id="a round that did not hold us"),
         pytest.param(Joiner(arrival=40), {"round": ROUND, "closed": CLOSED}, ROUND, id="the round came first"),
-        pytest.param(Joiner(arrival=51), {"round": ROUND, "closed": CLOSED}, RunClosed(closed=CLOSED), id="closed"),
+        pytest.param(Joiner(arrival=51), {"round": ROUND, "closed": CLOSED}, ClosedAnswer(closed=CLOSED), id="closed"),
         pytest.param(LATE, {"progress": SPARES}, SPARE, id="a spare"),
         pytest.param(
             LATE,
@@ -478,7 +478,10 @@ MEMBER = Joiner(arrival=61, was_member=True)
             id="a spare beyond the unit",
         ),
         pytest.param(
-            LATE, {"progress": SPARES, "closed": CLOSED}, RunClosed(closed=CLOSED, spare=True), id="a spare, and closed"
+            LATE,
+            {"progress": SPARES, "closed": CLOSED},
+            ClosedAnswer(closed=CLOSED, spare=True),
+            id="a spare, and closed",
         ),
         pytest.param(
             Joiner(arrival=60), {"progress": SPARES.replace(spares=2)}, COMING, id="the last one there is room for"
@@ -498,8 +501,8 @@ MEMBER = Joiner(arrival=61, was_member=True)
         ),
     ],
 )
-def test_a_node_follows_the_head(me: Joiner, known: dict[str, Any], answer: KeepWaiting | Round | RunClosed) -> None:
-    assert next_act_of(me, replace(HEAD, **known), now=101.0) == answer
+def test_a_node_follows_the_head(me: Joiner, known: dict[str, Any], answer: KeepWaiting | Round | ClosedAnswer) -> None:
+    assert act_of_joiner(me, replace(HEAD, **known), now=101.0) == answer
 
 
 def test_members_beyond_the_unit_become_spares_after_a_round_without_them() -> None:
@@ -511,7 +514,7 @@ def test_members_beyond_the_unit_become_spares_after_a_round_without_them() -> N
     run.arrive(*names[:7])
     assert run.commit() == names[:4]
     assert run.round is not None
-    answer = run.next_act_of("n6", known_round=run.round.number, passed_over=run.round.revision)
+    answer = run.act_of_joiner("n6", known_round=run.round.number, passed_over=run.round.revision)
     assert isinstance(answer, KeepWaiting)
     assert answer.suspended
     assert answer.reason == "a spare: a round would take 4 of the 7 nodes that are there"
@@ -605,7 +608,7 @@ def test_no_change_is_told_twice_in_a_row(heard: list[tuple[Progress, bool, bool
 
 def reason(run: HandFed, name: str) -> str:
     """Return the reason that a waiting node reports."""
-    answer = run.next_act_of(name, passed_over=run.round.revision if run.round else 0)
+    answer = run.act_of_joiner(name, passed_over=run.round.revision if run.round else 0)
     assert isinstance(answer, KeepWaiting)
     return answer.reason
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rdzv.core.decision import KeepWaiting, wait_text
+from rdzv.core.decision import KeepWaiting, wait_reason_text
 from tests.support.hand_fed import HandFed
 
 WHY = "round 0 was given up: node a (rank 0): d (10.0.0.4), rank 3, did not come to a:1; the others go on"
@@ -23,8 +23,8 @@ def test_the_others_continue_without_it_and_it_waits_as_a_named_spare() -> None:
     run = given_up()
     assert run.commit() == ["a", "b", "c"]
     assert (run.progress.spares, run.progress.spare_ids, run.progress.waiting) == (1, ("d",), 0)
-    assert wait_text(run.progress) == f"round 1 stands with 3 nodes, and 1 spare; {WHY}"
-    parked = run.next_act_of("d", node_id="d", left_out=WHY, passed_over=run.revision)
+    assert wait_reason_text(run.progress) == f"round 1 stands with 3 nodes, and 1 spare; {WHY}"
+    parked = run.act_of_joiner("d", node_id="d", left_out=WHY, passed_over=run.revision)
     assert parked == KeepWaiting(reason=f"a spare: {WHY}", suspended=True)
 
 

@@ -8,7 +8,7 @@ from rdzv.core.absent import Missing
 from rdzv.core.report import RunStatus, count_states, node_states, pace_of_run, run_state
 from rdzv.core.round import Participant
 from rdzv.core.state import Closed, Phase
-from rdzv.core.stuck.pace import StepOf, pace_of
+from rdzv.core.stuck.pace import StepOf, summarize_steps
 
 
 def steps(*of: tuple[int, float] | StepOf) -> dict[str, StepOf]:
@@ -38,7 +38,7 @@ QUIET = StepOf(step=9, age=31.0, rate=1.0)
     ],
 )  # fmt: skip
 def test_stuck_members(told: dict[str, StepOf], timeout: float | None, stuck: list[str], stands: bool) -> None:
-    found = pace_of(told, stall_timeout=timeout)
+    found = summarize_steps(told, stall_timeout=timeout)
     assert (list(found.stuck), found.stands) == (stuck, stands)
 
 
@@ -46,16 +46,18 @@ def test_slow_members() -> None:
     even = [StepOf(step=100, age=0.5, rate=2.0)] * 4
     told = steps(*even, StepOf(step=100, age=0.5, rate=1.5), StepOf(step=79, age=0.5, rate=2.0), (98, 0.5))
     told["n6"] = StepOf(step=98, age=0.5, rate=1.9)
-    assert pace_of(told).slow == {"n4": "1.5 steps/s, the median is 2", "n5": "21 steps behind"}
+    assert summarize_steps(told).slow == {"n4": "1.5 steps/s, the median is 2", "n5": "21 steps behind"}
     told["n4"] = StepOf(step=100, age=0.5, rate=1.5, busy="a checkpoint")
-    assert [*pace_of(told).slow] == ["n5"], "a busy member is not slow"
+    assert [*summarize_steps(told).slow] == ["n5"], "a busy member is not slow"
     told["n4"], told["n5"] = StepOf(step=9, age=31.0, rate=1.0), even[0]
-    assert [[*pace_of(told).stuck], [*pace_of(told).slow]] == [["n4"], []], "a stuck member is not slow, too"
-    assert pace_of(steps(*[StepOf(step=9, age=31.0, rate=2.0)] * 2, (9, 31.0))).slow == {}, "all stand still"
+    assert [[*summarize_steps(told).stuck], [*summarize_steps(told).slow]] == [["n4"], []], (
+        "a stuck member is not slow, too"
+    )
+    assert summarize_steps(steps(*[StepOf(step=9, age=31.0, rate=2.0)] * 2, (9, 31.0))).slow == {}, "all stand still"
 
 
 def test_ten_thousand_quiet_members_take_one_pass() -> None:
-    found = pace_of({f"n{number}": StepOf(step=7, age=40.0, rate=1.0) for number in range(10_000)})
+    found = summarize_steps({f"n{number}": StepOf(step=7, age=40.0, rate=1.0) for number in range(10_000)})
     assert (found.stands, len(found.stuck)) == (True, 0)
 
 

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from rdzv.core.absent import Missing
-from rdzv.core.report import VERSION, RunStatus, report
+from rdzv.core.report import VERSION, RunStatus, status_json
 from rdzv.core.round import Participant
 from rdzv.core.state import Ban, Phase
 from rdzv.core.stuck.pace import StepOf
@@ -55,7 +55,7 @@ def test_every_fact_is_a_field() -> None:
         now=1.8e9 + 100,
         phase_for=40.0,
     )
-    plain = report(status)
+    plain = status_json(status)
     assert "waits 41 s in the round's store, for key 'a'" in member_lines(status)[0]
     assert status.refused == {"e": "banned by admin: slow disk", "f": "no GPU"}
     check(plain)
@@ -112,7 +112,7 @@ def test_the_schema_allows_unknown_fields_but_no_missing_ones() -> None:
     assert SCHEMA["properties"]["version"]["const"] == VERSION
     assert SCHEMA["properties"]["phase"]["enum"] == [phase.value for phase in Phase]
     nobody: dict[str, Any] = {"members": (), "waiting": (), "spares": (), "coordinator": None, "round": None}
-    plain = report(RunStatus(run_id="job", phase=Phase.GATHERING, reason="no node is here", **nobody))
+    plain = status_json(RunStatus(run_id="job", phase=Phase.GATHERING, reason="no node is here", **nobody))
     check(plain)
     jsonschema.validate({**plain, "of a later release": 1}, SCHEMA)
     del plain["settings"]
@@ -127,7 +127,7 @@ async def test_a_run_is_reported_in_each_of_its_phases() -> None:
         looks, first, second = (run.handler(name) for name in ("looks", "first", "second"))
 
         async def look() -> dict[str, Any]:
-            plain = report(await looks.status())
+            plain = status_json(await looks.status())
             check(plain)
             seen.append(plain["phase"])
             return plain

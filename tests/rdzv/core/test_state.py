@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rdzv import Phase
 from rdzv.core.absent import AbsenceReport, Missing
 from rdzv.core.keys import Keys
-from rdzv.core.round import ARRIVALS_MOST, Round, pack_arrivals, rank_bucket_of
+from rdzv.core.round import ARRIVALS_MOST, Round, bucket_with_rank_of, pack_arrivals
 from rdzv.core.state import Ban, Progress
 from store.engine.keyspace import COORDINATION_KEYS, Groups
 
@@ -40,7 +40,7 @@ def test_a_prefix_covers_exactly_the_keys_under_it() -> None:
     assert not any(key.startswith(KEYS.head) for key in (KEYS.settings, KEYS.node("a"), KEYS.ranks(0, 1, 0)))
     assert KEYS.ranks(3, 17, 0).startswith(KEYS.ranks(3, 17))
     assert KEYS.roster(3, 17, 0).startswith(KEYS.roster(3, 17))
-    assert not KEYS.attempt(30, 1).startswith(KEYS.attempt(3, 1)), "round 3 can be removed without round 30"
+    assert not KEYS.round_prefix(30, 1).startswith(KEYS.round_prefix(3, 1)), "round 3 can be removed without round 30"
     assert all(key.startswith(KEYS.root) for key in (*head, KEYS.settings, KEYS.nodes, KEYS.rounds))
 
 
@@ -53,11 +53,11 @@ def test_runs_of_similar_names_share_no_key() -> None:
 
 @given(node_id=names, buckets=st.integers(1, 700))
 def test_every_node_has_exactly_one_bucket(node_id: str, buckets: int) -> None:
-    assert 0 <= rank_bucket_of(node_id, buckets) < buckets
+    assert 0 <= bucket_with_rank_of(node_id, buckets) < buckets
 
 
 def test_a_node_has_the_same_bucket_on_every_machine() -> None:
-    assert [rank_bucket_of(name, 16) for name in ("host0", "host1", "host2")] == [3, 5, 15]
+    assert [bucket_with_rank_of(name, 16) for name in ("host0", "host1", "host2")] == [3, 5, 15]
 
 
 # Ranks.
@@ -94,12 +94,12 @@ def test_a_round_that_accepts_all_nodes_carries_the_progress_with_it() -> None:
 
 def test_the_store_keeps_room_for_the_keys_by_which_a_run_decides_and_for_no_others() -> None:
     names = {name for name, kind in vars(Keys).items() if type(kind).__name__ == "_Key"} - {"stores"}
-    deciding = [getattr(KEYS, name) for name in names] + [KEYS.answers("q"), KEYS.ranks(0, 1, 2)]
+    deciding = [getattr(KEYS, name) for name in names] + [KEYS.operator_answers("q"), KEYS.ranks(0, 1, 2)]
     groups = Groups()
     assert [key for key in deciding if not groups.is_coordination_key(key)] == []
     assert {key.removeprefix(KEYS.root).partition("/")[0] for key in deciding} == COORDINATION_KEYS
     assert not any(
-        map(groups.is_coordination_key, (KEYS.shared(0, 1) + "k/head/round", KEYS.kept("head/round"), KEYS.host))
+        map(groups.is_coordination_key, (KEYS.shared(0, 1) + "k/head/round", KEYS.kept_item("head/round"), KEYS.host))
     )
 
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rdzv.core.stopping import BegunStep, StepGate, Stop, StopNegotiation, agreed_step
+from rdzv.core.stopping import BegunStep, StepGate, Stop, StopNegotiation, agreed_stop_step
 
 
 @pytest.mark.parametrize(
@@ -19,12 +19,13 @@ from rdzv.core.stopping import BegunStep, StepGate, Stop, StopNegotiation, agree
     ],
 )
 def test_all_stop_right_after_the_largest_step_that_was_begun(answers: dict[str, int | None], stop: int | None) -> None:
-    assert agreed_step(answers) == stop
+    assert agreed_stop_step(answers) == stop
 
 
 def test_after_its_answer_the_gate_is_closed_until_the_decision() -> None:
     gate = StepGate()
-    fresh = gate.begun, gate.at_end, gate.decided, gate.for_newcomers, gate.is_at_stop, gate.is_awaited, gate.finished
+    state = gate.begun, gate.at_end, gate.decided, gate.for_newcomers, gate.is_at_stop
+    fresh = (*state, gate.is_waited_for, gate.last_finished_step)
     assert fresh == (None, False, False, False, False, False, None)
     assert gate.close_gate() is None
     gate.note_decision(None)
@@ -57,7 +58,7 @@ def test_a_member_has_stopped_once_it_has_reached_the_agreed_step(
     if begun is not None:
         gate.begin_step(begun)
     if at_end:
-        gate.finish()
+        gate.note_body_end()
     gate.note_decision(stop)
     assert gate.is_at_stop is is_at_stop
 
@@ -95,7 +96,7 @@ def test_in_every_order_of_steps_and_answers_all_members_stop_at_the_same_step(s
             answers[name] = gate.close_gate()
         elif what == "decide" and len(answers) == len(gates):
             decided = True
-            gate.note_decision(agreed_step(answers))
+            gate.note_decision(agreed_stop_step(answers))
     assert len(set(done.values())) == 1
 
 

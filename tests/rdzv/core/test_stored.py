@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rdzv.bootstrap_check import ReachVerdict
 from rdzv.core.absent import AbsenceReport, Missing
 from rdzv.core.history import Chapter, EarlierRoundTotals, History, Incident, TimeOfDayNote, TimeSpent
-from rdzv.core.questions import Question
+from rdzv.core.questions import OperatorQuestion
 from rdzv.core.round import Member, Participant, Round
 from rdzv.core.state import Ban, BanEnd, Closed, LostStore, NodeRecord, Phase, Progress, pack_settings, unpack_settings
 from rdzv.core.stopping import BegunStep, Drain, Resized, Stop
@@ -38,7 +38,7 @@ NOUNS: tuple[type[Stored], ...] = (
     Participant,
     LostStore,
     Progress,
-    Question,
+    OperatorQuestion,
     Resized,
     Round,
     Stop,

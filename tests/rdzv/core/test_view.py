@@ -212,7 +212,7 @@ def test_a_successor_has_a_reason_for_the_loss_of_its_predecessor_and_of_other_m
     view.take_over(run.view.round, members, None, progress_at=0.0, before=before, moves=moves)
     view.apply_node_event(run.put_event("c"), now=1.0, last_call_timeout=10.0)
     view.apply_node_event(Event(kind="synced", revision=99), now=1.0, last_call_timeout=10.0)
-    assert (view.lost, view.why) == ([*why], why)
+    assert (view.lost, view.why_gone) == ([*why], why)
     assert view.departed == [name for name in "ab" if name not in why]
 
 

@@ -4,7 +4,7 @@ from rdzv.core.absent import Missing
 from rdzv.core.report import RunStatus
 from rdzv.core.round import Participant
 from rdzv.core.state import Phase
-from rdzv.display.status import TopState, draw_screen
+from rdzv.display.status import TopData, screen_lines
 
 
 def status_of(members: int, *, missing: int = 0, waiting: tuple[str, ...] = ()) -> RunStatus:
@@ -30,12 +30,12 @@ def status_of(members: int, *, missing: int = 0, waiting: tuple[str, ...] = ()) 
     )
 
 
-def texts(frame: TopState, *, height: int = 24) -> list[str]:
-    return [line.text for line in draw_screen(frame, height=height)]
+def texts(frame: TopData, *, height: int = 24) -> list[str]:
+    return [line.text for line in screen_lines(frame, height=height)]
 
 
 def test_missing_nodes_come_before_the_members() -> None:
-    shown = texts(TopState(status=status_of(3, missing=1, waiting=("new",)), answers_in=0.0012, read_ago=4.0))
+    shown = texts(TopData(status=status_of(3, missing=1, waiting=("new",)), answers_in=0.0012, read_ago=4.0))
     assert shown[0] == "the store answers in 1.2 ms; q quits"
     assert shown[1] == "run job: training: round 7 stands with 3 nodes"
     assert shown[2] == "state: Training: 1 missing"
@@ -46,23 +46,23 @@ def test_missing_nodes_come_before_the_members() -> None:
 
 
 def test_one_member_is_written_in_the_singular() -> None:
-    assert "1 member, 1 waiting; coordinator" in texts(TopState(status=status_of(1, waiting=("new",))))[4]
+    assert "1 member, 1 waiting; coordinator" in texts(TopData(status=status_of(1, waiting=("new",))))[4]
 
 
 def test_of_ten_thousand_members_the_first_and_the_missing_are_shown() -> None:
-    shown = texts(TopState(status=status_of(10_000, missing=300)), height=30)
+    shown = texts(TopData(status=status_of(10_000, missing=300)), height=30)
     assert sum(line.strip().startswith("missing") for line in shown) == 15
     assert "             and 285 more that are missing, refused or wait" in shown, "unnamed ones, too"
     assert len([line for line in shown if line.startswith("  rank")]) == 30
 
 
 def test_a_lost_store_is_in_the_first_line_as_an_alarm() -> None:
-    lines = draw_screen(TopState(status=status_of(1), silent_for=2.0), height=24)
+    lines = screen_lines(TopData(status=status_of(1), silent_for=2.0), height=24)
     assert lines[0].text == "the store has not answered for 2 s; what follows is as it was before"
     assert lines[0].meant == "bad"
 
 
 def test_hostile_names_cannot_drive_the_terminal() -> None:
-    shown = texts(TopState(status=status_of(1, waiting=("\x1b[2Jgone",))))
+    shown = texts(TopData(status=status_of(1, waiting=("\x1b[2Jgone",))))
     assert any("\\x1b[2Jgone" in line for line in shown)
     assert not any("\x1b" in line for line in shown)

@@ -289,13 +289,13 @@ async def test_a_wait_ended_by_a_loss_names_the_lost_even_if_the_store_is_slow(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: the wait ended at once, but the names of the lost nodes came later, so the error was a timeout."""
-    heed = MembershipWatcher._answer_stop_question
+    heed = MembershipWatcher._write_begun_step
 
     async def late(self: MembershipWatcher, *arguments: Any) -> None:
         await asyncio.sleep(1)
         await heed(self, *arguments)
 
-    monkeypatch.setattr(MembershipWatcher, "_answer_stop_question", late)
+    monkeypatch.setattr(MembershipWatcher, "_write_begun_step", late)
     at = f"{url}/job?min_nodes=2&max_nodes=2&is_host=false&disconnect_ttl=0.3"
     ended: list[BaseException] = []
 

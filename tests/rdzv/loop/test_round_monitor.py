@@ -87,7 +87,7 @@ def test_what_ends_a_round(
 def test_the_others_live_once_all_have_come_back(progress: Progress | None, live: bool) -> None:
     membership = Membership(round=ROUND, rank=0, arrival=3, beats=StepLog(7, lambda: 0.0, expected=True))
     membership.head = Head(progress=progress)
-    assert RoundMonitor(cast("Any", None), membership, lambda _: None)._have_others_arrived() is live
+    assert RoundMonitor(cast("Any", None), membership, lambda _: None)._have_others_rejoined() is live
 
 
 LOST = Ending(kind=EndKind.LOST, reason="lost: b", node_ids=("b",))
@@ -121,7 +121,7 @@ class Driven:
         async def await_news() -> bool:
             self.did.append("await news")
             if news:
-                self.monitor.end(LOST)
+                self.monitor.note_ending(LOST)
             return news
 
         async def note(*_: object) -> bool:
@@ -176,7 +176,7 @@ def test_the_outcome_of_a_round(
 ) -> None:
     driven = Driven(monkeypatch, **more)
     if ending is not None:
-        driven.monitor.end(ending)
+        driven.monitor.note_ending(ending)
     assert driven.on_work_end(failure) is outcome
     assert (driven.did, driven.monitor.round_failed) == (did, round_failed)
 
@@ -185,10 +185,10 @@ def test_the_first_ending_counts_unless_a_departure_follows_an_agreement(monkeyp
     driven = Driven(monkeypatch)
     monitor, told = driven.monitor, driven.told
     for ending in (AGREED, Ending(kind=EndKind.AGREED, reason="b to leave")):
-        monitor.end(ending)
+        monitor.note_ending(ending)
         assert (monitor.ending, monitor.has_ended_abruptly, told) == (AGREED, False, [AGREED])
     for ending in (LOST, Ending(kind=EndKind.CLOSED, reason="enough"), AGREED):
-        monitor.end(ending)
+        monitor.note_ending(ending)
         assert (monitor.ending, monitor.has_ended_abruptly, told) == (LOST, True, [AGREED, LOST])
 
 
@@ -198,7 +198,7 @@ def test_an_ending_is_announced_once_even_if_two_threads_race(monkeypatch: pytes
 
         def end(driven: Driven = driven, both: threading.Barrier = both) -> None:
             both.wait()
-            driven.monitor.end(Ending(kind=EndKind.AGREED, reason="1 waits to join"))
+            driven.monitor.note_ending(Ending(kind=EndKind.AGREED, reason="1 waits to join"))
 
         threads = [threading.Thread(target=end) for _ in range(2)]
         for thread in threads:

@@ -102,7 +102,7 @@ import rdzv
 from rdzv.node.member.membership_watcher import MembershipWatcher
 
 url, name, held_up_for = sys.argv[1], sys.argv[2], float(sys.argv[3])
-heed = MembershipWatcher._answer_stop_question
+heed = MembershipWatcher._write_begun_step
 
 async def and_then_stand_still(self, link, membership):
     stop = link.follower.head.stop
@@ -110,7 +110,7 @@ async def and_then_stand_still(self, link, membership):
     if stop is not None and not stop.decided:
         time.sleep(held_up_for)  # the thread of the node, which has just answered
 
-MembershipWatcher._answer_stop_question = and_then_stand_still
+MembershipWatcher._write_begun_step = and_then_stand_still
 
 async def main():
     step = 0

@@ -7,7 +7,7 @@ import pytest
 
 import rdzv
 from rdzv import Dropped, NodesLost
-from rdzv.core.report import report
+from rdzv.core.report import status_json
 from rdzv.errors import RendezvousStateError, RoundSupersededError
 from rdzv.testing import ClusterNode, cluster
 from tests.support.runs import VirtualRun, listen
@@ -24,7 +24,7 @@ async def test_one_accuser_is_shown_and_two_remove_the_accused_from_the_round() 
         await handlers["a"].accuse(rank["c"], "all_reduce: connection refused")
         status = await handlers["b"].status()
         assert status.accused == (("c", "a", "all_reduce: connection refused"),)
-        assert report(status)["accused"] == [{"node_id": "c", "by": "a", "why": "all_reduce: connection refused"}]
+        assert status_json(status)["accused"] == [{"node_id": "c", "by": "a", "why": "all_reduce: connection refused"}]
         assert len(status.members) == 3, "one alone may itself be the one that is cut off"
         await handlers["b"].accuse(rank["c"], "no route")
         await of_a.until(NodesLost)

@@ -35,8 +35,8 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "ping": lambda handler: handler.ping(),
     "is_closed": lambda handler: handler.is_closed(),
     "num_nodes_waiting": lambda handler: handler.num_nodes_waiting(),
-    "answer": lambda handler: handler.answer("q", "text"),
-    "change_tally": lambda handler: handler.change_tally(lambda before: before + b"1"),
+    "answer_operator": lambda handler: handler.answer_operator("q", "text"),
+    "change_counts": lambda handler: handler.change_counts(lambda before: before + b"1"),
     "set_closed": lambda handler: handler.set_closed("done"),
     "give_up": lambda handler: handler.give_up("no data"),
 }
@@ -47,8 +47,8 @@ SEEN_TO_THEIR_END = {
     "resize": "head/resized",
     "keep": "kept/key",
     "ban": "head/banned/z",
-    "answer": "answers/q/a",
-    "change_tally": "tally",
+    "answer_operator": "answers/q/a",
+    "change_counts": "tally",
     "set_closed": "head/closed",
     "give_up": "head/closed",
 }

@@ -267,7 +267,7 @@ async def test_nodes_meet_again_after_the_records_of_their_run_were_deleted_unde
         nodes = await run.met("abcd")
         async with run.client("an operator") as operator:
             await nodes[0].leave()
-            await operator.call(Revoke(lease=Keys("/rdzv", "job").run_lease_id))
+            await operator.call(Revoke(lease=Keys("/rdzv", "job").derived_lease_id))
         e = run.handler("e")
         joining = await run.join(e)  # which grants that lease again
         await asyncio.sleep(5)

@@ -245,7 +245,7 @@ async def test_a_node_without_a_link_loses_its_membership_with_the_store() -> No
     async with VirtualRun(min_nodes=1) as run:
         node = run.handler("a").node
         await node._disconnect(ConnectionLost("its process is gone"))
-        assert node.part.reason, "it was never connected"
+        assert node.part.wait_reason, "it was never connected"
         (b,) = await run.met("b")
         membership = b.node.membership
         for _ in range(2):

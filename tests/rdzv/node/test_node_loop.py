@@ -21,26 +21,26 @@ def node_threads() -> list[threading.Thread]:
 
 def test_all_users_share_one_thread_which_ends_with_the_last() -> None:
     one, other = NodeThread(), NodeThread()
-    thread = one.start(where()).wait(10)
-    assert other.start(where()).wait(10) is thread
+    thread = one.spawn(where()).wait(10)
+    assert other.spawn(where()).wait(10) is thread
     assert node_threads() == [thread]
-    one.leave()
-    assert other.start(where()).wait(10) is thread
-    other.leave()
+    one.stop_using()
+    assert other.spawn(where()).wait(10) is thread
+    other.stop_using()
     thread.join(10)
     assert not node_threads()
 
 
 def test_a_loop_that_was_left_does_not_restart_and_leaving_twice_does_nothing() -> None:
     one, other = NodeThread(), NodeThread()
-    thread = other.start(where()).wait(10)
-    one.start(where()).wait(10)
-    one.leave()
-    one.leave()
+    thread = other.spawn(where()).wait(10)
+    one.spawn(where()).wait(10)
+    one.stop_using()
+    one.stop_using()
     with pytest.raises(RendezvousStateError, match="the node thread has ended: it was left"):
-        one.start(where())
+        one.spawn(where())
     assert thread.is_alive(), "the other one uses it"
-    other.leave()
+    other.stop_using()
     thread.join(10)
 
 
@@ -56,11 +56,11 @@ def test_cancelling_the_future_cancels_its_task() -> None:
             cancelled.set()
             raise
 
-    future = loop.start(work())
+    future = loop.spawn(work())
     assert begun.wait(10)
     future.cancel()
     assert cancelled.wait(10)
-    loop.leave()
+    loop.stop_using()
 
 
 def test_user_code_run_in_a_thread_delays_no_node() -> None:
@@ -70,21 +70,21 @@ def test_user_code_run_in_a_thread_delays_no_node() -> None:
     async def apart() -> bool:
         return await loop.run_in_thread(lambda: going_on.wait(10))
 
-    slow = loop.start(apart())
-    thread = loop.start(where()).wait(10)  # it answers while the other call is under way
+    slow = loop.spawn(apart())
+    thread = loop.spawn(where()).wait(10)  # it answers while the other call is under way
     going_on.set()
     assert slow.wait(10)
-    loop.leave()
+    loop.stop_using()
     thread.join(10)
 
 
 @pytest.mark.parametrize("given", [False, True])
 async def test_a_node_loop_uses_the_given_loop_or_the_running_one(given: bool) -> None:
     loop: NodeLoop = NodeLoop(asyncio.get_running_loop() if given else None)
-    assert await loop.start(where()) is threading.current_thread()
+    assert await loop.spawn(where()) is threading.current_thread()
     assert await loop.run_in_thread(time.monotonic) > 0
-    loop.leave()  # it belongs to another user, and goes on
-    assert await loop.start(where()) is threading.current_thread()
+    loop.stop_using()  # it belongs to another user, and goes on
+    assert await loop.spawn(where()) is threading.current_thread()
 
 
 @pytest.mark.virtual_time

@@ -14,7 +14,7 @@ from rdzv.core.state import Closed
 from store import StoreError
 from store.etcd import members as members_room
 from store.etcd.client import Client
-from store.etcd.codec import Cluster
+from store.etcd.codec import Endpoints
 from tests.store.etcd.test_client import AlwaysFirst
 from tests.support.etcd import Etcd, serve_etcd
 from tests.support.peers import PeerNetwork
@@ -129,7 +129,7 @@ async def test_r8_a_member_that_hangs_costs_a_delay_and_nothing_else(
 
 
 async def test_without_a_majority_the_error_names_the_cause_and_nothing_is_lost(etcd: Etcd) -> None:
-    async with Client(Cluster.parse(etcd.url)) as client:
+    async with Client(Endpoints.parse(etcd.url)) as client:
         await client.put("kept", b"1")
         for member in etcd.followers():
             member.kill()
@@ -161,8 +161,8 @@ async def test_r8_clients_leave_a_leader_that_is_cut_off_from_the_others() -> No
         leader = await asyncio.to_thread(cluster.leader)
         followers = [member for member in cluster.members if member is not leader]
         urls = ",".join(f"127.0.0.1:{member.client_port}" for member in (leader, *followers))
-        everywhere = Cluster.parse(f"etcd://{urls}")
-        with_others = Cluster.parse(f"etcd://127.0.0.1:{followers[0].client_port}")
+        everywhere = Endpoints.parse(f"etcd://{urls}")
+        with_others = Endpoints.parse(f"etcd://127.0.0.1:{followers[0].client_port}")
         async with (
             Client(everywhere, rng=AlwaysFirst()) as inside,
             Client(everywhere, rng=AlwaysFirst()) as watcher,  # it only watches

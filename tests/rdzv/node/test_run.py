@@ -97,11 +97,11 @@ async def test_the_counters_of_a_run_end_soon_after_its_last_round() -> None:
     async with VirtualRun(min_nodes=1, ttl=3, closed_ttl=3600) as run:
         a, b = run.handler("a"), run.handler("b")
         await a.next_rendezvous()
-        assert await a.change_tally(lambda before: before + b"1") == b"1"
+        assert await a.change_counts(lambda before: before + b"1") == b"1"
         run.crash("a")
         await asyncio.sleep(600)
         await b.next_rendezvous()
-        assert await b.change_tally(lambda before: before + b"2") == b"2"
+        assert await b.change_counts(lambda before: before + b"2") == b"2"
 
 
 async def test_an_observer_gets_the_status_history_and_cost_of_a_run() -> None:
@@ -128,13 +128,13 @@ async def test_the_tally_of_a_run_holds_in_the_store_of_the_next_host() -> None:
         nodes = [run.handler("x"), run.handler("y")]
         await run.meet(*nodes)
         for counted in (b"1", b"11", b"111"):
-            await nodes[0].change_tally(lambda before: before + b"1")
-            assert [await node.change_tally(bytes) for node in nodes] == [counted] * 2  # `bytes` changes nothing
+            await nodes[0].change_counts(lambda before: before + b"1")
+            assert [await node.change_counts(bytes) for node in nodes] == [counted] * 2  # `bytes` changes nothing
             run.kill_store()
             await asyncio.sleep(0.2)
             run.restart_store()
             await run.meet(*nodes)
-            assert await nodes[1].change_tally(bytes) == counted
+            assert await nodes[1].change_counts(bytes) == counted
 
 
 @pytest.mark.parametrize("spare_saw_more", [False, True])
@@ -148,7 +148,7 @@ async def test_a_spare_that_comes_first_to_the_next_store_resets_no_tally(spare_
         spare = await run.join(run.handler("z"))
         await asyncio.sleep(1.0)
         for node in nodes:
-            await node.change_tally(lambda before: before or b"1")
+            await node.change_counts(lambda before: before or b"1")
         async with run.looked_at() as operator:
             await asyncio.sleep(0.1)
             for name in "xy":
@@ -164,5 +164,5 @@ async def test_a_spare_that_comes_first_to_the_next_store_resets_no_tally(spare_
         run.network.heal()
         await asyncio.sleep(1.0)
         await run.meet(*nodes)
-        assert await nodes[1].change_tally(bytes) == b"1"
+        assert await nodes[1].change_counts(bytes) == b"1"
         spare.cancel()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rdzv.core.history import History
-from rdzv.core.report import Account, RunStatus, report
+from rdzv.core.report import Account, RunStatus, status_json
 from rdzv.core.state import Draining, NodesLost, Phase
 from rdzv.display.history import timeline
 from rdzv.errors import RendezvousGracefulExitError
@@ -30,7 +30,7 @@ async def test_a_member_that_joins_again_is_waiting_and_a_dead_one_is_in_no_list
         assert [member.node_id for member in status.members] == ["c"]
         assert (status.waiting, status.spares) == (("b",), ())
         assert status.reason == "1 node waiting for round 0's 1 live member to leave: c"
-        assert report(status)["counts"]["here"] == 2
+        assert status_json(status)["counts"]["here"] == 2
         assert status.world_size == 3, "the round's, as it was completed"
 
 
@@ -45,7 +45,7 @@ async def test_half_a_second_after_a_loss_the_status_has_the_nodes_that_are_here
             await run.join(handler)
         await asyncio.sleep(0.5)
         async with run.looked_at() as seen:
-            told = report(await seen.status())
+            told = status_json(await seen.status())
         assert (told["members"], told["waiting"], told["counts"]["here"]) == ([], ["b", "c"], 2)
         assert [one["node_id"] for one in told["missing"]] == ["a"]
 

@@ -33,7 +33,7 @@ async def test_waiting_nodes_ping_the_store_at_different_moments() -> None:
         await asyncio.sleep(0.5)
         assert run.server is not None
         now = asyncio.get_running_loop().time
-        run.server.on_request(lambda kind, *_: asked.append(now()) if kind == "KeepAlive" else None)
+        run.server.add_request_callback(lambda kind, *_: asked.append(now()) if kind == "KeepAlive" else None)
         await asyncio.sleep(2)
         assert len(asked) >= 8, "each asks about once a second"
         assert max(sum(at <= other < at + 0.02 for other in asked) for at in asked) <= 4, "and not all together"
@@ -49,7 +49,7 @@ async def test_a_crowd_pings_no_more_often_than_a_few_nodes() -> None:
         await run.join(run.handler("first"))
         assert run.server is not None
         now = asyncio.get_running_loop().time
-        run.server.on_request(lambda kind, *_: asked.append(now()) if kind == "KeepAlive" else None)
+        run.server.add_request_callback(lambda kind, *_: asked.append(now()) if kind == "KeepAlive" else None)
         async with anyio.create_task_group() as group:
             for number in range(nodes - 1):
                 group.start_soon(run.handler(f"n{number}").next_rendezvous)

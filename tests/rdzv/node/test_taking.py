@@ -81,7 +81,7 @@ async def test_a_listener_of_the_node_finds_the_loss_when_it_is_called() -> None
         membership = a.node.membership
         assert membership is not None
         looks = Looks(lambda: membership.lost_ids)
-        with a.node.listeners.listening(looks):
+        with a.node.listeners.subscribed(looks):
             run.crash("c")
             await until(lambda: membership.lost_ids == ("c",))
             await asyncio.sleep(0.02)
@@ -92,13 +92,13 @@ async def test_a_listener_of_the_node_finds_the_loss_when_it_is_called() -> None
 async def test_a_loss_is_announced_while_a_request_of_the_node_is_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: listeners of the membership got it 5 s later, after the answer to the coordinator's question."""
     ended: dict[tuple[str, str], float] = {}
-    end = RoundMonitor.end
+    end = RoundMonitor.note_ending
 
     def noted(self: RoundMonitor, ending: Ending) -> None:
         ended.setdefault((self.membership.node_id, ending.kind.value), anyio.current_time())
         end(self, ending)
 
-    monkeypatch.setattr(RoundMonitor, "end", noted)
+    monkeypatch.setattr(RoundMonitor, "note_ending", noted)
     async with a_run(ttl=3) as run:
         trainers = [begin(run, name) for name in "abc"]
         await until(lambda: all(one.step >= 5 and one.played[-1][2] == 3 for one in trainers))
@@ -126,7 +126,7 @@ async def test_a_decision_and_a_departure_in_one_read_are_no_loss(
     monkeypatch: pytest.MonkeyPatch, seconds: float, held_up: str
 ) -> None:
     """Regression: a separate task set the decision later. A healthy job ended in the middle of a step, or hung."""
-    heed = MembershipWatcher._answer_stop_question
+    heed = MembershipWatcher._write_begun_step
 
     async def late(self: MembershipWatcher, link: StoreSession, membership: Membership) -> None:
         stop = link.follower.head.stop
@@ -134,7 +134,7 @@ async def test_a_decision_and_a_departure_in_one_read_are_no_loss(
             await anyio.sleep(seconds)
         await heed(self, link, membership)
 
-    monkeypatch.setattr(MembershipWatcher, "_answer_stop_question", late)
+    monkeypatch.setattr(MembershipWatcher, "_write_begun_step", late)
     async with a_run(ttl=10) as run:
         trainers = {name: begin(run, name) for name in "abc"}
         await until(lambda: all(one.step >= 5 and one.played[-1][2] == 3 for one in trainers.values()))

@@ -25,8 +25,8 @@ async def test_nothing_polls_while_it_sleeps() -> None:
 
 async def test_a_change_wakes_all_current_listeners() -> None:
     listeners, first, second, began = Listeners(), Wakeup(), Wakeup(), now()
-    with listeners.listening(first):
-        with listeners.listening(second):
+    with listeners.subscribed(first):
+        with listeners.subscribed(second):
             listeners.notify()
         assert await second.sleep_until(began + 1) is True
         listeners.notify()
@@ -44,9 +44,9 @@ async def test_a_listener_may_unregister_while_it_is_called() -> None:
             listening.__exit__(None, None, None)
 
     stopping = Stopping()
-    listening = listeners.listening(stopping)
+    listening = listeners.subscribed(stopping)
     listening.__enter__()
-    with listeners.listening(wakeup):
+    with listeners.subscribed(wakeup):
         listeners.notify()
     assert await wakeup.sleep_until(now() - 1) is True
 
@@ -67,7 +67,7 @@ async def test_it_wakes_once_after_a_change_or_at_its_time(changes_after: float 
 
 async def test_nested_listeners_are_woken() -> None:
     inner, outer, wakeup = Listeners(), Listeners(), Wakeup()
-    with outer.listening(inner), inner.listening(wakeup):
+    with outer.subscribed(inner), inner.subscribed(wakeup):
         outer.notify()
         assert await wakeup.sleep_until(now())
     outer.notify()

@@ -95,7 +95,7 @@ def test_all_members_stop_before_the_same_step_and_announced_changes_lose_no_ste
 def drain_by_another(made: Cluster, name: str) -> None:
     """Drain a node through the handler of the last node."""
     other = made.nodes[-1].handlers[-1].node
-    told = other.loop.start(verbs.drain(other, within=60, node_id=name))
+    told = other.loop.spawn(verbs.drain(other, within=60, node_id=name))
     made.advance(0.5)
     assert told.over.is_set()
     told.result()

@@ -54,7 +54,7 @@ class Machine:
         self.journal = self.open_journal()
 
     def open_journal(self) -> SimulatedJournal:
-        journal = self.disk.open_journal(self.timeline.host("store"), kind=FaultyJournal)
+        journal = self.disk.open_journal(self.timeline.new_host("store"), kind=FaultyJournal)
         journal.load()
         journal.start(on_durable=self.durable.append, on_failure=self.failures.append)
         return journal
@@ -74,7 +74,7 @@ def test_the_same_facts_leave_the_same_data_on_a_real_and_a_simulated_disk(tmp_p
     for facts in story():
         real.append(facts)
         machine.journal.append(facts)
-    machine.timeline.run(1001.0)
+    machine.timeline.run_until_time(1001.0)
     real.close()
     reopened = Journal(tmp_path, new_id="other")
     assert machine.journal.load() == reopened.load()
@@ -84,7 +84,7 @@ def test_the_same_facts_leave_the_same_data_on_a_real_and_a_simulated_disk(tmp_p
 
 def test_a_crash_loses_exactly_the_uncommitted_facts(machine: Machine) -> None:
     machine.journal.append(story()[0])
-    machine.timeline.run(1001.0)
+    machine.timeline.run_until_time(1001.0)
     machine.disk.stalled_until = 1010.0
     machine.journal.append(ChangeSet(revisions=[put(1, "in hand")]))
     machine.journal.append(ChangeSet(revisions=[put(2, "pending")]))
@@ -98,7 +98,7 @@ def test_a_full_disk_refuses_writes_until_there_is_space(machine: Machine) -> No
     machine.disk.fill()
     for revision in range(1, 200):
         machine.journal.append(ChangeSet(revisions=[put(revision, f"key {revision}" * 50)]))
-    machine.timeline.run(1001.0)
+    machine.timeline.run_until_time(1001.0)
     assert machine.failures == ["database or disk is full"]
     assert tried(machine.journal) == "only deletes"
     machine.disk.make_room()
@@ -106,5 +106,5 @@ def test_a_full_disk_refuses_writes_until_there_is_space(machine: Machine) -> No
     machine.disk.fail_next = 1
     machine.journal.start(on_durable=machine.durable.append, on_failure=machine.failures.append)
     machine.journal.append(ChangeSet(revisions=[put(machine.journal.load().revision + 1, "a")]))
-    machine.timeline.run(1002.0)
+    machine.timeline.run_until_time(1002.0)
     assert machine.failures == ["database or disk is full", "disk I/O error"]

@@ -21,33 +21,33 @@ def test_time_jumps_and_each_clock_has_its_own_rate() -> None:
     timeline = SimulatedTime()
     true: list[float] = []
     fast: list[float] = []
-    timeline.host("a").start(note_each_second(true, timeline))
-    host = timeline.host("b", rate=1.25)
+    timeline.new_host("a").start(note_each_second(true, timeline))
+    host = timeline.new_host("b", rate=1.25)
     host.start(note_each_second(fast, timeline))
-    timeline.run(1004.5)
+    timeline.run_until_time(1004.5)
     assert (true, fast) == ([1.0, 2.0, 3.0, 4.0], [0.8, 1.6, 2.4, 3.2, 4.0])
     assert host.time() == pytest.approx(1000 + 4.5 * 1.25)
-    timeline.end()
+    timeline.end_processes()
 
 
 def test_a_resumed_process_reads_first_and_runs_its_timers_then() -> None:
     timeline = SimulatedTime()
-    host, other = timeline.host("a"), timeline.host("b")
+    host, other = timeline.new_host("a"), timeline.new_host("b")
     happened: list[str] = []
     host.call_later(1.0, happened.append, "a timer")
     host.pause()
     other.call_later(2.0, lambda: host.call_soon(happened.append, "what came"))
-    timeline.run(1003.0)
+    timeline.run_until_time(1003.0)
     assert happened == []
     host.resume()
-    timeline.run(1003.0)
+    timeline.run_until_time(1003.0)
     assert happened == ["what came", "a timer"]
-    timeline.end()
+    timeline.end_processes()
 
 
 def test_clean_up_code_of_a_dead_process_has_no_effect() -> None:
     timeline = SimulatedTime()
-    network = MemoryNetwork(loop=timeline.host("network"))
+    network = MemoryNetwork(loop=timeline.new_host("network"))
     heard: list[bytes] = []
 
     class Server(asyncio.Protocol):
@@ -57,7 +57,7 @@ def test_clean_up_code_of_a_dead_process_has_no_effect() -> None:
         def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
             heard.append(b"lost")
 
-    server, client = timeline.host("server"), timeline.host("client")
+    server, client = timeline.new_host("server"), timeline.new_host("client")
     network.listen("store", Server, loop=server)
 
     async def speak() -> None:
@@ -71,18 +71,18 @@ def test_clean_up_code_of_a_dead_process_has_no_effect() -> None:
                 await anyio.sleep(5)
 
     client.start(speak())
-    timeline.run(1001.0)
+    timeline.run_until_time(1001.0)
     assert heard == [b"hello"]
     client.die()
     network.end_process("client")
-    timeline.run(1002.0)
+    timeline.run_until_time(1002.0)
     assert heard == [b"hello", b"lost"], "its system has closed the connection, and it has said nothing more"
-    timeline.end()
+    timeline.end_processes()
 
 
 def test_a_machine_without_power_says_nothing_until_tcp_gives_up() -> None:
     timeline = SimulatedTime()
-    network = MemoryNetwork(loop=timeline.host("network"))
+    network = MemoryNetwork(loop=timeline.new_host("network"))
     lost: list[float] = []
 
     class Server(asyncio.Protocol):
@@ -90,47 +90,47 @@ def test_a_machine_without_power_says_nothing_until_tcp_gives_up() -> None:
             assert isinstance(error, TimeoutError)
             lost.append(timeline.now)
 
-    server, client = timeline.host("server"), timeline.host("client")
+    server, client = timeline.new_host("server"), timeline.new_host("client")
     network.listen("store", Server, loop=server)
     client.start(network.dial("store", asyncio.Protocol, source="client"))
-    timeline.run(1001.0)
+    timeline.run_until_time(1001.0)
     client.die()
     network.end_process("client", silently=True)
-    timeline.run(1029.0)
+    timeline.run_until_time(1029.0)
     assert lost == []
-    timeline.run(1032.0)
+    timeline.run_until_time(1032.0)
     assert lost == [pytest.approx(1031.0)]
-    timeline.end()
+    timeline.end_processes()
 
 
 def test_a_paused_server_still_accepts_connections() -> None:
     timeline = SimulatedTime()
-    network = MemoryNetwork(loop=timeline.host("network"))
+    network = MemoryNetwork(loop=timeline.new_host("network"))
     accepted: list[float] = []
 
     class Server(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: ARG002
             accepted.append(timeline.now)
 
-    server, client = timeline.host("server"), timeline.host("client")
+    server, client = timeline.new_host("server"), timeline.new_host("client")
     network.listen("store", Server, loop=server)
     server.pause()
     dialing = client.start(network.dial("store", asyncio.Protocol, source="client"))
-    timeline.run(1003.0)
+    timeline.run_until_time(1003.0)
     assert dialing.done()
     assert accepted == []
     server.resume()
-    timeline.run(1003.0)
+    timeline.run_until_time(1003.0)
     assert accepted == [1003.0]
-    timeline.end()
+    timeline.end_processes()
 
 
 def test_an_error_in_a_process_is_raised_by_the_call_that_advances_time() -> None:
     timeline = SimulatedTime()
-    timeline.host("a").call_soon(lambda: 1 / 0)
+    timeline.new_host("a").call_soon(lambda: 1 / 0)
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
-        timeline.run(1001.0)
-    timeline.end()
+        timeline.run_until_time(1001.0)
+    timeline.end_processes()
 
 
 def test_work_in_many_processes_takes_no_virtual_time() -> None:
@@ -143,12 +143,12 @@ def test_work_in_many_processes_takes_no_virtual_time() -> None:
             await asyncio.sleep(0)  # one turn of the loop, and no time
         done.append(timeline.now)
 
-    hosts = [timeline.host(f"{number}") for number in range(250)]
+    hosts = [timeline.new_host(f"{number}") for number in range(250)]
     for host in hosts:
         host.start(begin_busy())
-    timeline.run(1000.0)
+    timeline.run_until_time(1000.0)
     assert done == [1000.0] * 250
-    timeline.end()
+    timeline.end_processes()
 
 
 def test_time_does_not_advance_for_a_process_that_never_waits() -> None:
@@ -162,25 +162,25 @@ def test_time_does_not_advance_for_a_process_that_never_waits() -> None:
             turns += 1
             await asyncio.sleep(0)
 
-    timeline.host("a").start(spin())
-    timeline.run(1000.1)
+    timeline.new_host("a").start(spin())
+    timeline.run_until_time(1000.1)
     assert 1000.1 <= timeline.now < 1002.0
     before = turns
-    timeline.run(1003.0)
+    timeline.run_until_time(1003.0)
     assert turns > before, "it goes on, as before"
-    timeline.end()
+    timeline.end_processes()
 
 
 @pytest.mark.parametrize("in_thread", [asyncio.to_thread, anyio.to_thread.run_sync])
 def test_threads_are_refused_with_a_remedy(in_thread: Callable[..., Any]) -> None:
     """anyio starts threads itself, not through the loop. Regression: their results came at a random virtual time."""
     timeline = SimulatedTime()
-    working = timeline.host("a").start(in_thread(int))
+    working = timeline.new_host("a").start(in_thread(int))
     with pytest.raises(RuntimeError, match=r"no threads.*rdzv\.testing\.processes"):
         while not working.done():
-            timeline.run(timeline.now + 1.0)
+            timeline.run_until_time(timeline.now + 1.0)
         working.result()
-    timeline.end()
+    timeline.end_processes()
 
 
 def test_the_death_of_a_process_ends_only_its_own_tasks() -> None:
@@ -195,14 +195,14 @@ def test_the_death_of_a_process_ends_only_its_own_tasks() -> None:
             raise
         ended.append(f"{name} has slept")
 
-    one, other = timeline.host("a"), timeline.host("b")
+    one, other = timeline.new_host("a"), timeline.new_host("b")
     one.start(live("a"))
     other.start(live("b"))
-    timeline.run(1001.0)
+    timeline.run_until_time(1001.0)
     one.die()
-    timeline.run(1006.0)
+    timeline.run_until_time(1006.0)
     assert ended == ["a is cancelled", "b has slept"]
-    timeline.end()
+    timeline.end_processes()
 
 
 def test_a_body_may_use_task_groups_and_factories_exception_handlers_and_debugging() -> None:
@@ -220,10 +220,10 @@ def test_a_body_may_use_task_groups_and_factories_exception_handlers_and_debuggi
             group.start_soon(anyio.sleep, 1)
         done.append((loop.get_debug(), loop.get_task_factory() is not None))
 
-    timeline.host("a").start(body())
-    timeline.run(1002.0)
+    timeline.new_host("a").start(body())
+    timeline.run_until_time(1002.0)
     assert done == ["heard", (True, True)]
-    timeline.end()
+    timeline.end_processes()
 
 
 @pytest.mark.parametrize(
@@ -239,8 +239,8 @@ def test_features_that_virtual_time_lacks_are_refused_with_a_remedy(forbidden: C
         except RuntimeError as error:
             refused.append(str(error))
 
-    timeline.host("a").start(body())
-    timeline.run(1002.0)
+    timeline.new_host("a").start(body())
+    timeline.run_until_time(1002.0)
     assert len(refused) == 1
     assert "rdzv.testing.processes" in refused[0]
-    timeline.end()
+    timeline.end_processes()

@@ -286,7 +286,7 @@ def test_a_drained_member_leaves_and_the_others_meet_again_without_it(agents: Ag
 
         def drained(name: str = name, inner: Node = inner) -> bool:
             try:
-                inner.loop.start(verbs.drain(inner, within=600, reason="maintenance", node_id=name)).wait(10)
+                inner.loop.spawn(verbs.drain(inner, within=600, reason="maintenance", node_id=name)).wait(10)
             except rdzv.RendezvousStateError:
                 return False  # it has not arrived yet
             return True
@@ -346,7 +346,7 @@ def test_a_failed_worker_is_a_reason_to_meet_again_before_its_agent_stops(
     monitor, handler = other._life, other._handler
     assert monitor is not None and handler is not None
     for how in ("worker 1 was killed by signal 9", "worker 0 ended with status 1"):
-        handler.start(monitor.claim_end(how)).wait(10)
+        handler.spawn(monitor.claim_end(how)).wait(10)
     until(lambda: "killed" in caplog.text)
     assert f"{handler.node_id}: worker 1 was killed by signal 9" in caplog.text
     assert (one.num_nodes_waiting(), other.num_nodes_waiting()) == (int(regroup_on_loss == "true"), 0)
@@ -525,7 +525,7 @@ def test_a_memory_store_whose_process_is_gone_is_not_waited_for(run_id: str) -> 
         waiting = make_handler(server.url, f"{run_id}-2", (2, 2), store_gone_timeout="0.3")
         meeting = pool.submit(waiting.next_rendezvous)
         node = until(lambda: waiting._handler and waiting._handler.node)
-        until(lambda: node.part.reason.startswith("1 of at least 2"))
+        until(lambda: node.part.wait_reason.startswith("1 of at least 2"))
         serving.close()
         for met in (meeting, pool.submit(handler.next_rendezvous)):
             with pytest.raises(api.RendezvousConnectionError, match=r"memory only.*its process is gone.*--data-dir"):

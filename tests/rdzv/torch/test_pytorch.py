@@ -56,7 +56,7 @@ for private in PRIVATE:
         del sys.modules[room]
     import rdzv.torch
     from rdzv.torch import pytorch
-    assert pytorch.signal_name_of(ValueError()) is None
+    assert pytorch.signal_name_of_error(ValueError()) is None
     assert pytorch.find_agent_end().why == "an agent has ended"
     assert pytorch.underlying_store(pytorch.dist.HashStore()) is not None
     assert pytorch.find_agent() is None
@@ -142,7 +142,7 @@ def test_an_agent_with_other_variable_names_counts_as_unknown(run_result: object
     assert found.next_pids_reader()() == {}
     unnamed = it.SignalException("got a signal", signal.SIGINT)
     del unnamed.sigval
-    assert it.signal_name_of(unnamed) == "SIGTERM"
+    assert it.signal_name_of_error(unnamed) == "SIGTERM"
 
 
 def test_the_reason_of_an_agents_end_is_known_during_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:

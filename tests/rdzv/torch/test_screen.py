@@ -24,7 +24,7 @@ from tests.support.processes import require
 require("torch")  # the imports below need it
 
 from rdzv.loop.rounds import make_handler  # noqa: E402
-from rdzv.torch.agent.screen import HandlerLog, configure_logging, exit_with_error  # noqa: E402
+from rdzv.torch.agent.screen import HandlerLog, configure_logging, print_error_and_exit  # noqa: E402
 from rdzv.torch.pytorch import SignalException  # noqa: E402
 
 
@@ -99,7 +99,7 @@ def test_a_rounds_line_has_lost_and_new_nodes_and_after_a_loss_the_cost_of_the_r
         meet(0.3)
         while "so far" not in caplog.text:
             time.sleep(0.01)  # there is no event for a line of the log
-    screen.stop()
+    screen.cancel_cost_line()
     *rounds, cost = [
         # if its name is known already
         re.sub(r" \(left \d s ago\)", "", record.getMessage().removeprefix(f"run {run_id}"))
@@ -157,7 +157,7 @@ def test_the_reason_of_a_wait_is_printed(
 
 def test_an_error_ends_the_process_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(SystemExit) as ended:
-        exit_with_error(ValueError("this is wrong; do that"))
+        print_error_and_exit(ValueError("this is wrong; do that"))
     assert ended.value.code == 1
     (record,) = caplog.records
     assert (record.getMessage(), record.exc_info) == ("this is wrong; do that", None)

@@ -267,7 +267,7 @@ class _Member:
 
     def __init__(self, world: World, index: int) -> None:
         self.world, self.index, self.name = world, index, f"n{index}"
-        self.host = world.timeline.host(self.name)
+        self.host = world.timeline.new_host(self.name)
         self.connection = _Connection(world, index, self.host)
         settings = parse(URL, {"node_id": self.name, "address": f"at-{self.name}"}, {})
         rng = _NoLuck(index)
@@ -440,7 +440,7 @@ class World:
         """End all nodes, so that the interpreter's exit finds no tasks of theirs."""
         for one in self.members:
             one.connection.closed = True
-        self.timeline.end()
+        self.timeline.end_processes()
 
     def steps(self) -> list[Step]:
         """Return the possible steps; an empty list if everything has ended."""
@@ -524,9 +524,9 @@ class World:
 
     def _go_on(self) -> None:
         """Run the nodes until each of them waits."""
-        self.timeline.run(self.now)
+        self.timeline.run_until_time(self.now)
         while self._read_at_once() or self._take_at_once():
-            self.timeline.run(self.now)
+            self.timeline.run_until_time(self.now)
 
     def _read_at_once(self) -> bool:
         """Let a node read a queued message. Return False if there was none."""

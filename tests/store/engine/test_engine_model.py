@@ -569,7 +569,7 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
     old, new = (each._history.page(start, "", most=10**6, bytes_max=10**9) for each in (before, after))
     assert old == new
     for lease_id, lease in before._leases._leases.items():
-        restored = after._leases.get(lease_id)
+        restored = after._leases.get_if_live(lease_id)
         assert restored is not None
         assert (restored.terms, restored.keys, restored.keeper) == (lease.terms, lease.keys, None)
         assert after._leases.remaining(restored) == lease.terms.ttl

@@ -81,7 +81,7 @@ def test_restored_leases_have_their_full_ttl_and_no_keeper_until_one_renews_them
         ],
         last=7,
     )
-    first, second = leases.get(3), leases.get(5)
+    first, second = leases.get_if_live(3), leases.get_if_live(5)
     assert first is not None
     assert second is not None
     assert (leases.remaining(first), leases.remaining(second), second.terms.anonymous) == (10.0, 2.0, True)
@@ -112,7 +112,7 @@ def test_waiting_for_the_next_due_time_always_gets_there() -> None:
 def test_leases_that_come_and_go_do_not_fill_memory() -> None:
     leases = at()
     for _ in range(10 * UNTIDY):
-        leases.end(grant(leases, 86_400.0, peer=7))
+        leases.remove_empty(grant(leases, 86_400.0, peer=7))
     assert len(leases._order) <= UNTIDY
 
 

@@ -95,7 +95,7 @@ def test_memory_kept_only_for_an_unread_listing_counts_until_it_is_read_or_given
     assert history <= Limits().history_bytes_max
     desk.disconnect(2)
     assert desk.engine.state.snapshots.held_bytes == unread
-    oldest = desk.engine.state.snapshots.oldest
+    oldest = desk.engine.state.snapshots.oldest_snapshot
     assert oldest is not None
     assert oldest.reader == 3
     while work is not None:

@@ -31,7 +31,7 @@ def test_a_wait_stands_at_one_missing_key_so_that_writing_the_others_costs_nothi
         waits.add((1, number), parked("often", f"never {number}", missing="often"), cost=10)
     ((standing, key),) = waits.find_affected_waits([put("often")])
     for watcher in standing.pop(key):
-        missing = waits.parked[watcher].next_missing({"often"})
+        missing = waits.parked[watcher].missing_index({"often"})
         assert missing == 1
         waits.move_to_key(watcher, missing)
     assert waits.find_affected_waits([put("often")]) == []

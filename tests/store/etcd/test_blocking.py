@@ -12,7 +12,7 @@ import store.sync
 from store.errors import ConnectionLost, UsedAfterFork
 from store.etcd import blocking as etcd_sync
 from store.etcd import client as etcd
-from store.etcd.codec import Cluster
+from store.etcd.codec import Endpoints
 from tests.support.etcd import serve_etcd
 from tests.support.interrupts import Torn, alarms
 from tests.support.processes import start_python
@@ -20,8 +20,8 @@ from tests.support.processes import start_python
 FORGETFUL = """
 import sys
 from store.etcd import blocking as etcd_sync
-from store.etcd.codec import Cluster
-client = etcd_sync.Client(Cluster.parse(sys.argv[1]))
+from store.etcd.codec import Endpoints
+client = etcd_sync.Client(Endpoints.parse(sys.argv[1]))
 client.put("forgotten", b"")
 watch = client.watch("", snapshot=True).__enter__()
 print(next(iter(watch)).kind)
@@ -63,13 +63,13 @@ async def test_a_client_that_was_not_closed_ends_silently_with_its_process(url: 
         assert await child.wait(timeout=60) == 0
         noise = [line for line in child.output if "nclosed" in line or "Error" in line or "error" in line]
         assert noise == []
-    with etcd_sync.Client(Cluster.parse(url), receipts="others/") as client:
+    with etcd_sync.Client(Endpoints.parse(url), receipts="others/") as client:
         assert client.count(etcd.RECEIPTS) == 0, "it has hung up, and taken its receipts back"
 
 
 def test_a_client_that_was_never_used_starts_nothing_and_one_that_is_closed_can_be_closed_again() -> None:
     threads = threading.active_count()
-    client = etcd_sync.Client(Cluster.parse("etcd://127.0.0.1:1"))
+    client = etcd_sync.Client(Endpoints.parse("etcd://127.0.0.1:1"))
     assert threading.active_count() == threads
     client.close()
     client.close()

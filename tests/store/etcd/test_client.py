@@ -31,7 +31,7 @@ from store.errors import (
 from store.etcd import member_choice as choice_room
 from store.etcd import members as members_room
 from store.etcd.client import Client
-from store.etcd.codec import Cluster, Failure, FailureKind
+from store.etcd.codec import Endpoints, Failure, FailureKind
 from store.messages import CHOSEN_LEASE_LEAST, Create, Event, Grant, Guarded, Revoke, TransactionResult
 from store.net.certificates import client_context
 from tests.rdzv.cli.test_main import run
@@ -76,7 +76,7 @@ def at() -> str:
 
 
 def make_client(url: str, **options: Any) -> Client:
-    return Client(Cluster.parse(url), **options)
+    return Client(Endpoints.parse(url), **options)
 
 
 @pytest.fixture
@@ -543,7 +543,7 @@ async def test_s8_certificates_users_and_passwords(tmp_path: Path) -> None:
                 async with rdzv.connect(wrong):
                     pass
 
-        cluster = Cluster.parse(served.url)
+        cluster = Endpoints.parse(served.url)
         async with Client(cluster, tls=tls, user="rdzv", password="s3cret", receipts="/torchelastic/r/") as client:
             await client.put("/torchelastic/a", b"1")
             with pytest.raises(AuthenticationError, match=r"does not (permit|let)"):

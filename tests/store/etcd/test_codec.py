@@ -5,7 +5,7 @@ import pytest
 from store import when
 from store.errors import AuthenticationError, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.etcd.codec import (
-    Cluster,
+    Endpoints,
     FailureKind,
     NoSpace,
     classify_error,
@@ -19,11 +19,11 @@ from store.messages import Condition
 
 
 def test_a_url_names_every_member_of_a_cluster() -> None:
-    cluster = Cluster.parse("etcd://a,b:1234,[::1]:5/")
+    cluster = Endpoints.parse("etcd://a,b:1234,[::1]:5/")
     assert cluster.hosts == (("a", 2379), ("b", 1234), ("::1", 5))
     assert cluster.targets == ("a:2379", "b:1234", "[::1]:5")
     assert str(cluster) == "etcd://a:2379,b:1234,[::1]:5"
-    assert (cluster.secure, Cluster.parse("etcds://a").secure) == (False, True)
+    assert (cluster.secure, Endpoints.parse("etcds://a").secure) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def test_a_url_names_every_member_of_a_cluster() -> None:
 )
 def test_an_invalid_url_of_a_cluster_is_refused_in_one_sentence(url: str, words: str) -> None:
     with pytest.raises(StoreUsageError, match=words):
-        Cluster.parse(url)
+        Endpoints.parse(url)
 
 
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
     with pytest.raises(StoreUsageError) as caught:
-        Cluster.parse("etcd://me:s3cret@a")
+        Endpoints.parse("etcd://me:s3cret@a")
     assert "s3cret" not in str(caught.value)
     assert "password=" in str(caught.value)
 

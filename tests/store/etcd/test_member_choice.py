@@ -71,5 +71,5 @@ def test_pauses_grow_to_five_seconds_and_to_one_if_no_member_can_be_reached(word
         pauses.append(chosen.try_at)
     assert max(pauses[:3]) <= 0.02, "the others are asked at once"
     assert all(most / 2 <= pause <= most for pause in pauses[-5:])
-    assert choice().pause_before_retry(0) == 0.0
+    assert choice().random_retry_pause(0) == 0.0
     assert (max_retry_pause(0), max_retry_pause(10**6)) == (PAUSE_FIRST, PAUSE_MOST)

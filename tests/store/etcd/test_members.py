@@ -14,9 +14,9 @@ import pytest
 
 from store.errors import ConnectionLost, StoreReplaced
 from store.etcd import members as members_room
-from store.etcd.codec import Cluster, Failure, FailureKind, range_of
+from store.etcd.codec import Endpoints, Failure, FailureKind, range_of
 from store.etcd.member_choice import MemberSelector
-from store.etcd.members import MaybeDone, Members
+from store.etcd.members import InDoubt, Members
 from store.etcd.rpc import etcd_pb2 as pb
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ async def members_of(*scripted: Member, **options: Any) -> AsyncIterator[Members
             hosts.append(("127.0.0.1", server.add_insecure_port("127.0.0.1:0")))
             await server.start()
             stack.push_async_callback(server.stop, None)
-        members = Members(Cluster(hosts=tuple(hosts)), probe=range_of("probe"), rng=First(), **options)
+        members = Members(Endpoints(hosts=tuple(hosts)), probe=range_of("probe"), rng=First(), **options)
         await members.start()
         stack.push_async_callback(members.aclose)
         yield members
@@ -150,7 +150,7 @@ def soon(seconds: float = 30.0) -> float:
 
 def time_is_over(members: Members) -> None:
     """Let every deadline pass: the test is about the error, and not about the speed of this machine."""
-    members._time = lambda: asyncio.get_running_loop().time() + 1e6  # type: ignore[method-assign]
+    members._loop_time = lambda: asyncio.get_running_loop().time() + 1e6  # type: ignore[method-assign]
 
 
 NO_LEADER = refuses(grpc.StatusCode.UNAVAILABLE, "etcdserver: no leader")
@@ -167,7 +167,7 @@ async def test_a_member_in_trouble_is_left_for_another_and_stays_left() -> None:
         for _ in range(3):
             await ask(members)
         assert (len(bad.asked), len(good.asked)) == (1, 3)
-        assert members.connected
+        assert members.is_connected
 
 
 async def test_a_member_without_a_leader_is_asked_nothing() -> None:
@@ -209,7 +209,7 @@ async def test_a_timeout_without_a_leader_says_so() -> None:
     ],
 )
 async def test_whether_it_may_have_been_done_depends_on_how_it_failed(trouble: Script, any_doubt: bool) -> None:
-    doubt = MaybeDone()
+    doubt = InDoubt()
     async with members_of(Member(trouble, says())) as members:
         await ask(members, doubt=doubt)
     assert doubt.any is any_doubt
@@ -237,7 +237,7 @@ async def test_a_request_queued_behind_unanswered_ones_keeps_its_timeout() -> No
         first = asyncio.create_task(ask(members, deadline=soon(600)))
         while len(member.asked) < 2:  # noqa: ASYNC110  there is no event for it
             await asyncio.sleep(0.01)
-        doubt = MaybeDone()
+        doubt = InDoubt()
         with pytest.raises(ConnectionLost):
             await ask(members, deadline=soon(0.1), doubt=doubt)
         assert not doubt.any, "it was never sent"
@@ -279,9 +279,9 @@ async def test_the_timeout_error_has_the_last_reason() -> None:
             if connected:
                 members.drop_failed_connection = nowhere  # type: ignore[assignment, method-assign]
             with pytest.raises(ConnectionLost, match=r"writing at .*: etcdserver: request timed out") as caught:
-                await ask(members, deadline=soon(), what="writing", doubt=MaybeDone())
+                await ask(members, deadline=soon(), what="writing", doubt=InDoubt())
             assert caught.value.maybe_applied
-            assert members.connected is connected
+            assert members.is_connected is connected
 
 
 async def nowhere(*_: Any) -> None:
@@ -363,4 +363,4 @@ async def test_on_a_slow_clock_another_member_is_chosen_and_watches_follow(monke
         await members.handle_stream_failure(stream, caught.value)
         await members.watch([range_of("a")], deadline=soon())
         assert there.watched.qsize() == 1
-        assert members.connected
+        assert members.is_connected

@@ -15,7 +15,7 @@ import store
 import store.sync
 from store.engine.engine import Engine
 from store.net.absence import OutageLog, warn_if_silent
-from store.printable import in_words
+from store.printable import time_text
 from tests.support.processes import free_port
 from tests.support.stores import MemoryNetwork, connect_in_memory, serve_in_memory
 
@@ -89,7 +89,7 @@ async def test_a_client_says_why_it_is_not_connected(
 
 
 def test_durations_are_said_in_hours_minutes_and_seconds() -> None:
-    assert [in_words(seconds) for seconds in (0, 9.6, 60, 590, 3600, 86_401)] == [
+    assert [time_text(seconds) for seconds in (0, 9.6, 60, 590, 3600, 86_401)] == [
         *("0 s", "10 s", "1 min", "9 min 50 s", "1 h", "24 h 1 s")
     ]
 

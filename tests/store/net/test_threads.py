@@ -61,31 +61,31 @@ async def test_a_call_into_another_loop_returns_its_result_or_is_cancelled_there
             raise
 
     ours = threads.LoopThread("other")
-    name = ours.run(thread_name())
-    await name.end()
+    name = ours.start_call(thread_name())
+    await name.until_over()
     assert name.result() == "other"
-    failing = ours.run(fail())
-    await failing.end()
+    failing = ours.start_call(fail())
+    await failing.until_over()
     with pytest.raises(ValueError, match="as asked"):
         failing.result()
 
-    waiting = ours.run(wait())
+    waiting = ours.start_call(wait())
     await begun.wait()
     with anyio.move_on_after(0):
-        await waiting.end()  # the waiting task is cancelled, and the work is not
+        await waiting.until_over()  # the waiting task is cancelled, and the work is not
     assert not cancelled.is_set()
     waiting.cancel()
     await cancelled.wait()
     waiting.cancel()  # twice does no harm
 
-    unbegun = ours.run(wait())
+    unbegun = ours.start_call(wait())
     unbegun.cancel()  # perhaps before it has begun
-    await unbegun.end()
+    await unbegun.until_over()
     with pytest.raises(asyncio.CancelledError):
         unbegun.result()
     ours.stop(within=60)
     with pytest.raises(RuntimeError):
-        ours.run(thread_name())
+        ours.start_call(thread_name())
 
 
 async def thread_name() -> str:
@@ -166,8 +166,8 @@ async def name():
 
 loop = LoopThread("a loop")
 last = LoopThread("the last loop", last=True)
-last.run(asyncio.sleep(3600))
-works_on = threading.Thread(target=lambda: print(last.run(name()).wait(), flush=True))
+last.start_call(asyncio.sleep(3600))
+works_on = threading.Thread(target=lambda: print(last.start_call(name()).wait(), flush=True))
 if sys.argv[1] == "thread":
     threading.Timer(0.3, lambda: works_on.start()).start()
 elif sys.argv[1] == "raise":
@@ -192,10 +192,10 @@ def test_a_wait_for_another_thread_gives_its_result_or_its_error_or_says_that_ti
         raise ConnectionError("its own")
 
     ours, event = threads.LoopThread("other"), threads.Flag()
-    assert ours.run(thread_name()).wait() == "other"
+    assert ours.start_call(thread_name()).wait() == "other"
     with pytest.raises(ConnectionError, match="its own"):
-        ours.run(fail()).wait()
-    endless = ours.run(asyncio.sleep(3600))
+        ours.start_call(fail()).wait()
+    endless = ours.start_call(asyncio.sleep(3600))
     with pytest.raises(TimeoutError):
         endless.wait(0.01)
     assert not event.wait(0)
@@ -215,7 +215,7 @@ def test_a_call_that_comes_as_the_loop_closes_is_cancelled(how: str, monkeypatch
     class ConnectionEnd(asyncio.SelectorEventLoop):
         def close(self) -> None:
             if not calls:
-                calls.append(ours.run(thread_name()))
+                calls.append(ours.start_call(thread_name()))
             super().close()
 
     async def wait_for(call: threads.Call[str]) -> str:
@@ -246,7 +246,7 @@ def all_end(name: str) -> bool:
 def answers(ours: threads.LoopThread) -> bool:
     """Return True if a thread's loop still runs."""
     try:
-        return ours.run(thread_name()).wait(5) == "other"
+        return ours.start_call(thread_name()).wait(5) == "other"
     except TimeoutError:
         return False
 
@@ -256,7 +256,7 @@ def test_an_interrupt_anywhere_in_a_call_leaves_the_loop_that_is_called_at_work(
     """An exception in the lock of a `concurrent.futures.Future` left it locked, and the loop waited for it for ever."""
     ours = threads.LoopThread("other")
     places = []
-    for where in torn(lambda: ours.run(asyncio.sleep(0.001)).wait()):
+    for where in torn(lambda: ours.start_call(asyncio.sleep(0.001)).wait()):
         places.append(where)
         assert answers(ours), where
     assert len(places) > 10

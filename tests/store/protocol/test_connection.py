@@ -31,7 +31,7 @@ from store.messages import (
     Ping,
     Pong,
     Put,
-    TooManyElements,
+    TooLargeRequest,
     Wait,
     Written,
 )
@@ -109,7 +109,7 @@ def test_an_opening_of_a_later_version_in_another_shape_is_refused_by_its_versio
 def test_a_request_of_more_elements_than_any_may_hold_is_known_by_its_id_and_not_looked_into() -> None:
     connection = greeted(operations_max=10)
     asked = wire.encode_request(5, 4, GetMany(keys=("long",) * 1300))
-    assert received(connection, asked) == [(5, 4, TooManyElements(elements_max=1120))]
+    assert received(connection, asked) == [(5, 4, TooLargeRequest(elements_max=1120))]
     asked = wire.encode_request(6, 4, GetMany(keys=("long",) * 1100))
     assert received(connection, asked) == [(6, 4, GetMany(keys=("long",) * 1100))]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from store.errors import ProtocolError
 from store.limits import Limits
-from store.messages import Put, TooManyElements, Transact
+from store.messages import Put, TooLargeRequest, Transact
 from store.protocol import wire
 from store.protocol.element_budget import count_elements
 from store.protocol.wire import Greeting, Hello, Welcome
@@ -134,7 +134,7 @@ def test_a_transaction_may_go_past_its_limit_and_be_told_so() -> None:
     condition_and_put = wire.encode_request(
         1, 0, Transact(when=(), then=tuple(Put(f"k{number}", b"", ttl=1.0) for number in range(most)))
     )
-    assert not isinstance(decoded(condition_and_put[4:])[2], TooManyElements)
+    assert not isinstance(decoded(condition_and_put[4:])[2], TooLargeRequest)
 
 
 def long_array(count: int, element: bytes) -> bytes:
@@ -162,7 +162,7 @@ def test_a_frame_full_of_small_things_costs_no_more_than_it_has_bytes(what: str)
     body = b"\x93\x05\x04\x92\x06" + MANY[what]
     peak, said = peak_of(lambda: decoded(body))
     assert peak < 100_000
-    assert said == (5, 4, TooManyElements(elements_max=MOST))
+    assert said == (5, 4, TooLargeRequest(elements_max=MOST))
 
 
 @pytest.mark.parametrize("what", NEVER)

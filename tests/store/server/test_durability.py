@@ -59,7 +59,7 @@ class ByHand:
     def write_bytes_max(self) -> int:
         return self.free
 
-    def coordination_rate_limit(self) -> int:
+    def coordination_byte_rate(self) -> int:
         return 40_000
 
 
@@ -100,7 +100,7 @@ async def test_without_a_journal_nothing_waits() -> None:
     one.put()
     assert not one.durability.is_overloaded
     assert one.durability.pending_commits.appended == one.durability.pending_commits.durable == 0
-    assert one.durability.refusal_reason() is None
+    assert one.durability.client_refusal_reason() is None
     await one.durability.stop()
     assert one.said == []
 
@@ -132,7 +132,7 @@ async def test_a_failing_disk_costs_the_unwritten_changes_and_is_retried_until_i
     engine = one.durability.engine
     assert engine is not one.engine
     assert (engine.revision, engine.read_only) == (0, "the disk does not take it (no room)")
-    assert one.durability.refusal_reason() is None, "reading goes on"
+    assert one.durability.client_refusal_reason() is None, "reading goes on"
     await passes(3 * TRY_AGAIN_AFTER)
     assert (journal.tried >= 2, journal.starts) == (True, 1)
     journal.takes = journal.only_deletes = True
@@ -170,7 +170,7 @@ async def test_while_the_disk_is_in_doubt_no_client_is_accepted_and_its_own_repl
     journal = ByHand()
     one = Store(journal)
     journal.in_doubt = True
-    assert "its contents are in doubt" in str(one.durability.refusal_reason())
+    assert "its contents are in doubt" in str(one.durability.client_refusal_reason())
     journal.in_doubt, journal.answered = False, True
     journal.fail("too large a row")
     await passes()
@@ -185,7 +185,7 @@ async def test_a_disk_that_cannot_be_read_back_ends_the_service() -> None:
     one = Store(journal)
     journal.fail("an error")
     await passes()
-    assert "the store is read from its disk again" in str(one.durability.refusal_reason())
+    assert "the store is read from its disk again" in str(one.durability.client_refusal_reason())
     await passes()
     await passes()
     assert journal.unreadable in one.said

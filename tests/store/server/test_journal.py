@@ -218,7 +218,7 @@ def test_a_store_that_takes_only_deletes_keeps_most_room_for_them(
     with monkeypatch.context() as patch:
         patch.setattr(journal._reserve, "bytes", reserve)
         patch.setattr(journal, "_grows", grows)
-        assert journal.coordination_rate_limit() == rate
+        assert journal.coordination_byte_rate() == rate
     journal.close()
 
 

@@ -26,7 +26,7 @@ from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round import Participant
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
-from rdzv.loop.process_files import BEAT_DIR, _slowest_step, read_exception_line
+from rdzv.loop.process_files import BEAT_DIR, _lowest_step, read_exception_line
 from rdzv.node.handler import Handler
 from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, places, started, tell
 from tests.support.processes import free_port, start_python
@@ -342,7 +342,7 @@ def test_a_pipe_among_the_steps_does_not_hold_up_the_launcher(is_written: bool, 
     with contextlib.ExitStack() as stack:
         if is_written:
             stack.callback(os.close, os.open(tmp_path / "0", os.O_RDWR))
-        assert _slowest_step(tmp_path) == 17
+        assert _lowest_step(tmp_path) == 17
 
 
 async def test_an_escaped_process_that_holds_the_output_does_not_delay_the_end(server: str, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_member_that_has_finished_belongs_to_no_round() -> None:
     beats = StepLog(4, Clock(), expected=True)
     assert beats.counts
     assert beats.note(away=False).step is None
-    beats.finish()
+    beats.finish_all_steps()
     assert beats.note(away=False).round == FINISHED
 
 

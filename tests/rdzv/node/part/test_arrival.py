@@ -65,7 +65,7 @@ def test_a_written_record_is_current_at_its_revision_until_it_is_withdrawn() -> 
 @pytest.mark.parametrize("how", ["on_lease_lost", "on_withdraw"])
 def test_the_answer_is_ignored_if_the_arrival_ended_while_the_record_was_under_way(how: str) -> None:
     one = arrival(in_state=ArrivalState.SENT)
-    assert one.in_doubt
+    assert one.is_in_doubt
     getattr(one, how)()
     assert not one.on_written(7)
     assert (one.state, one.lease) == (
@@ -77,6 +77,6 @@ def test_the_answer_is_ignored_if_the_arrival_ended_while_the_record_was_under_w
 def test_a_member_whose_arrival_is_refused_is_still_a_member() -> None:
     one = arrival(in_state=ArrivalState.TAKEN_IN)
     one.on_send(RECORD)
-    one.on_refused()
+    one.on_write_refused()
     assert one.state is ArrivalState.TAKEN_IN
     assert one.is_current(7)

@@ -7,7 +7,7 @@ import pytest
 from rdzv.node.member.health import run_health_check
 
 
-@pytest.mark.parametrize("is_awaited", [False, True])
+@pytest.mark.parametrize("is_waited_for", [False, True])
 @pytest.mark.parametrize(
     ("verdict", "failure"),
     [
@@ -20,7 +20,7 @@ from rdzv.node.member.health import run_health_check
         (SystemExit(3), "failed its health check: SystemExit: 3"),
     ],
 )
-async def test_a_verdict(verdict: Any, failure: str | None, is_awaited: bool) -> None:
+async def test_a_verdict(verdict: Any, failure: str | None, is_waited_for: bool) -> None:
     def check() -> Any:
         if isinstance(verdict, BaseException):
             raise verdict
@@ -29,4 +29,4 @@ async def test_a_verdict(verdict: Any, failure: str | None, is_awaited: bool) ->
     async def later() -> Any:
         return check()
 
-    assert await run_health_check(later if is_awaited else check) == failure
+    assert await run_health_check(later if is_waited_for else check) == failure

@@ -47,7 +47,7 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
 
     store = SimpleNamespace(time=asyncio.get_running_loop().time, transact=transact, store_id="it")
     follower = SimpleNamespace(
-        head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, set_node_attributes=set
+        head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, watch_bans_of=set
     )
     link = cast("Any", SimpleNamespace(store=store, follower=follower))
     noticing = asyncio.create_task(MembershipWatcher(part, link).run())
@@ -72,7 +72,7 @@ def watcher_of(client: Client, arrival: SimpleNamespace, **of_the_part: Any) -> 
     return MembershipWatcher(cast("Any", SimpleNamespace(arrival=arrival, **same, **of_the_part)), link), link
 
 
-FOLLOWER = SimpleNamespace(head=Head(), resets=0, own_ban=None, set_node_attributes=lambda _: None)
+FOLLOWER = SimpleNamespace(head=Head(), resets=0, own_ban=None, watch_bans_of=lambda _: None)
 IN_STEPS = Round(number=7, term=1, size=2, buckets=1, host="h", port=1, in_steps=True)
 
 
@@ -101,7 +101,7 @@ async def test_which_questions_a_member_answers(
     membership.head = Head(stop=stop)
     watcher = MembershipWatcher(part, link)
     for _ in range(2):
-        await watcher._answer_stop_question(link, membership)
+        await watcher._write_begun_step(link, membership)
     assert len(written) == answers
 
 

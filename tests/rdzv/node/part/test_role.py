@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from rdzv.config.settings import Settings
-from rdzv.node.link.role import ROLE_DISCONNECT_TTL, CoordinatorRole
+from rdzv.node.link.role import ROLE_DISCONNECT_TTL, CoordinatorLease
 from rdzv.node.link.store_session import StoreSession
 
 
@@ -32,4 +32,4 @@ def test_the_roles_disconnect_ttl_is_at_most_that_of_members(
     }
     link = cast("StoreSession", SimpleNamespace(store=store, **way))
     settings = cast("Settings", SimpleNamespace(disconnect_ttl=members, gone_ttl=0.1))
-    assert CoordinatorRole(link, settings, nodes=2).grant.disconnect_ttl == expected
+    assert CoordinatorLease(link, settings, nodes=2).grant.disconnect_ttl == expected

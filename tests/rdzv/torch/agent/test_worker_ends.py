@@ -38,7 +38,7 @@ class Told:
 
     def __init__(self) -> None:
         self.loop = NodeThread()
-        self.ends = WorkerEnds(self.loop.start, self._hear)
+        self.ends = WorkerEnds(self.loop.spawn, self._hear)
         self.heard: list[str] = []
         self.raised: defaultdict[int, str] = defaultdict(str)  # contents of the error file, by local rank
 
@@ -56,7 +56,7 @@ def told() -> Iterator[Told]:
     told = Told()
     yield told
     told.ends.stop_watching()
-    told.loop.leave()
+    told.loop.stop_using()
 
 
 def test_the_first_failure_is_reported_and_its_status_is_left_to_the_agent(

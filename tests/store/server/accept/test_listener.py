@@ -145,7 +145,7 @@ def test_a_server_that_is_to_stay_takes_clients_however_alone_it_has_been() -> N
 def test_waiting_to_be_alone_in_a_blocked_loop_keeps_its_timeout() -> None:
     loop = asyncio.new_event_loop()
     end_when_alone = EndWhenAlone(lambda: True)
-    end_when_alone.open(loop)
+    end_when_alone.note_loop(loop)
     waiting = threading.Thread(target=end_when_alone.wait_until_alone, args=(0.01,), daemon=True)
     waiting.start()
     waiting.join(10.0)
