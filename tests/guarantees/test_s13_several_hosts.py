@@ -313,6 +313,7 @@ async def test_s13_the_second_host_dies_as_soon_as_it_serves_while_the_first_is_
         assert len(await it.stores()) == 1
 
 
+@pytest.mark.in_ci
 async def test_s13_a_candidate_that_dies_leaves_a_silent_host_its_store() -> None:
     async with job(AWAITED, "abcd", "&ttl=3") as it:
         number = await it.round_of(4)

@@ -67,6 +67,7 @@ PARAMETERS = "min_nodes=2&max_nodes=4&bootstrap_check=1&ttl=15&last_call_timeout
 PAUSED = 6.0  # seconds: longer than the check, and shorter than `ttl`
 
 
+@pytest.mark.in_ci
 async def test_a_member_that_is_paused_during_the_check_is_not_left_out_afterwards() -> None:
     """Regression: it was taken for a node that does not reach rank 0, and waited until the others had finished."""
     async with store.serve() as server, contextlib.AsyncExitStack() as stack:

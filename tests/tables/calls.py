@@ -56,8 +56,8 @@ DOCUMENTED: dict[str, tuple[type[BaseException], ...]] = {
 """The errors that the documentation of each object names. A `UnicodeError` is a `ValueError`, and none of them."""
 
 NO_ACTS: dict[str, str] = {
-    "handler": "call start open_blocking_shared_store check_usable usable_node open_blocking_store connect",  # drivers
-    "round": "begin check_was_left",  # of the loop
+    "handler": "call spawn open_blocking_shared_store check_usable usable_node open_blocking_store connect",  # drivers
+    "round": "prepare check_was_left",  # of the loop
     "shared": "blocking end_calls end_waits without_wait_reports ignoring_losses reopened",  # of handlers and adapters
     "changes": "",
     "info": "count index of",  # of tuples; and of the rooms that make it

@@ -19,7 +19,7 @@ FOUND = [
     "round.check/member lost/replaced/cancelled before/word",
     "round.restore/during/replaced/left elsewhere/long",
     "changes.poll/before/well/cancelled before/word",
-    "handler.answer/during/away/twice/bytes",
+    "handler.answer_operator/during/away/twice/bytes",
     "handler.next_rendezvous/round over/silent/left elsewhere/word",
     "handler.status/before/away/nested group/word",
     "handler.next_rendezvous/member lost/away/cancelled before/word",

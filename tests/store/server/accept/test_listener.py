@@ -85,6 +85,7 @@ def silent_strangers() -> Iterator[list[socket.socket]]:
         one.close()
 
 
+@pytest.mark.in_ci
 async def test_silent_connections_do_not_keep_out_a_client_with_the_token(
     silent_strangers: list[socket.socket],
 ) -> None:
