@@ -342,7 +342,7 @@ def describe_gone_nodes(gone: NodesLost | NodesLeft) -> str:
 
 
 async def report_unknown_death(node: Node, membership: Membership, why: str) -> None:
-    """Accuse an unknown member of having died: a disconnected member is then lost before `gone_ttl` has passed."""
+    """Report a death without knowing whose: the coordinator counts a disconnected member as lost before `gone_ttl`."""
     link = await node.get_session()
     with contextlib.suppress(StoreError):
         await Run(link.store, node.keys, by=node.node_id).accuse(membership, UNKNOWN, why)

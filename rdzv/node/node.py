@@ -2,7 +2,7 @@
 
 A node runs in an event loop that no caller can block (`NodeLoop`). Other threads call only "thread-safe" methods.
 
-From `get_session` to `aclose`, it has a `StoreSession`, its connection to a store. If another store replaces that, the
+From `get_session` to `aclose`, it has a `StoreSession`, its connection to a store. If another store replaces it, the
 link and the node's membership end, and `next_rendezvous` makes a new link.
 """
 

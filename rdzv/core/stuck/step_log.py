@@ -67,7 +67,7 @@ class StepLog:
         self.on_wait: Callable[[], None] = lambda: None
         self.clock: Callable[[], float] = clock  # may be called in any thread
         self.counts: bool = expected  # True: the member has reported progress, or is expected to
-        self._last: tuple[int | None, float, int] = (None, clock(), 0)  # last begun step, its time, number of beats
+        self._last: tuple[int | None, float, int] = (None, clock(), 0)  # last begun step, when it began, steps begun
         self._busy: tuple[tuple[object, float, str], ...] = ()  # token, end, label
         self._busy_ended = -math.inf
         self._rated: tuple[int, float] | None = None  # the step of the last note, and when that step began

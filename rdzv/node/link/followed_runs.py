@@ -137,7 +137,7 @@ class FollowedRun:
 
 
 class FollowedRuns:
-    """The followed runs of a store."""
+    """The runs of a store that displays read, each watched until it is unused for a while."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store

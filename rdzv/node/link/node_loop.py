@@ -26,7 +26,7 @@ TURN_MOST = 5.0  # seconds after which a node in a costly step no longer keeps o
 
 
 def wait_for_result(call: Call[T]) -> T:
-    """Wait for a call, and return its result. If the call can never end, raise RendezvousStateError."""
+    """Wait for a call, and return its result. In the node thread, or after its end, raise RendezvousStateError."""
     if _thread is not None and _thread.is_current and not call.over.is_set():
         raise RendezvousStateError(
             "a blocking call in the node thread, from a logging handler or a callback, would wait for itself; "
