@@ -19,7 +19,7 @@ import rdzv
 from rdzv import MembersLostError
 from tests.support.runs import VirtualRun, rounds_of
 
-pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(7)]
+pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(5)]
 
 CHAPTERS_MOST, UNFIT_MOST = 128, 64  # rounds that are remembered, and nodes that failed their health check
 SHARED_TTL_LEAST = 30.0  # seconds for which the shared keys of a round outlive its last node

@@ -18,7 +18,7 @@ import pytest
 from rdzv import GiveUp, Handler, MembersLostError, RendezvousClosedError, Round, RunGivenUpError
 from tests.support.runs import VirtualRun, rounds_of
 
-pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(15)]
+pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(9)]
 
 STEP = 0.1  # seconds of one collective
 

@@ -11,7 +11,7 @@ from store import Limits
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 from tests.support.virtual_time import now
 
-pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(15)]
+pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(9)]
 
 SOON = 0.5  # seconds of virtual time that messages and elections may take
 

@@ -18,7 +18,7 @@ from tests.support.twins import KINDS, Backing, BlockingNode, Meeting, open_stor
 
 T = TypeVar("T")
 
-pytestmark = [pytest.mark.parametrize(("twin", "store_name"), KINDS), pytest.mark.some_here(15)]
+pytestmark = [pytest.mark.parametrize(("twin", "store_name"), KINDS), pytest.mark.some_here(9)]
 
 
 @pytest.fixture(scope="module")

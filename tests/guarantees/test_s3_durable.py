@@ -26,7 +26,7 @@ from store import Client, ConnectionLost, Event, LeaseNotFound, LimitExceeded, S
 from tests.support.processes import Child, free_port, start, start_python
 from tests.support.spoken import TimeToLive
 
-pytestmark = pytest.mark.some_here(5)
+pytestmark = pytest.mark.some_here(3)
 
 KILLS = int(os.environ.get("RDZV_KILLS", "5"))
 SEED = int(os.environ.get("RDZV_SEED", "7"))

@@ -20,7 +20,7 @@ from store import AuthenticationError, ConnectionLost, StoreUsageError
 from tests.support.processes import Child, require, start_python
 from tests.support.proxy import Proxy
 
-pytestmark = pytest.mark.some_here(20)
+pytestmark = pytest.mark.some_here(12)
 
 TOKEN = "correct horse battery staple"
 

@@ -25,7 +25,7 @@ from tests.support.interrupts import tears, torn
 from tests.support.processes import free_port, start_python
 from tests.support.proxy import Proxy
 
-pytestmark = pytest.mark.some_here(6)
+pytestmark = pytest.mark.some_here(4)
 
 HEAD = """
 import os, signal, sys, threading, time

@@ -25,7 +25,7 @@ from store.errors import (
 from store.messages import Event, Guarded, Wait
 from tests.support.twins import InThreads
 
-pytestmark = pytest.mark.some_here(60)
+pytestmark = pytest.mark.some_here(36)
 
 TWINS = ("awaited", "blocking")
 THREADS = 32  # more than the concurrent calls of any test

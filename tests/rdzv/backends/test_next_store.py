@@ -19,7 +19,7 @@ from rdzv.errors import RendezvousClosedError, RendezvousConnectionError, Rendez
 from tests.support.processes import Child, free_port, start_python
 from tests.support.runs import VirtualRun, assert_one_round
 
-pytestmark = pytest.mark.some_here(5)
+pytestmark = pytest.mark.some_here(3)
 
 ENDING = Keys("/rdzv", "job").ending
 PATIENCE = 60.0  # seconds, for a busy machine; no test needs that long, and none measures time

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from tests.support.processes import Child
 
-pytestmark = pytest.mark.some_here(4)
+pytestmark = pytest.mark.some_here(3)
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="/proc is Linux's")
 

@@ -16,7 +16,7 @@ import pytest
 from rdzv.cli import demo
 from tests.support.processes import start_python
 
-pytestmark = pytest.mark.some_here(3)
+pytestmark = pytest.mark.some_here(2)
 
 
 async def test_the_demo_verifies_every_step() -> None:

@@ -21,7 +21,7 @@ from tests.support.processes import free_port
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.some_here(3)
+pytestmark = pytest.mark.some_here(2)
 
 
 async def examined(*arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.support.processes import Child
 
-pytestmark = pytest.mark.some_here(4)
+pytestmark = pytest.mark.some_here(3)
 
 ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
 PARENT = """

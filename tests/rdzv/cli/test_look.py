@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rdzv.core.report import Account, RunStatus
     from rdzv.display.status import TopData
 
-pytestmark = pytest.mark.some_here(4)
+pytestmark = pytest.mark.some_here(3)
 
 LIMIT = 60.0
 COST = r"job: \d+ s; training .* %, regrouping .* %, waiting for nodes .* %; no losses"

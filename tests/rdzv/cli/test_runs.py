@@ -12,7 +12,7 @@ import store
 from rdzv.node.run.status import count_keys_by_run
 from tests.rdzv.cli.test_main import run
 
-pytestmark = pytest.mark.some_here(3)
+pytestmark = pytest.mark.some_here(2)
 
 
 async def test_runs_shows_keys_bytes_and_age_of_each_run_the_largest_first() -> None:

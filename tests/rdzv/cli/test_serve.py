@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import trustme
 
-pytestmark = pytest.mark.some_here(5)
+pytestmark = pytest.mark.some_here(3)
 
 MIB = 1024 * 1024
 

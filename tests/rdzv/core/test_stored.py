@@ -22,7 +22,7 @@ from rdzv.core.stuck.step_log import StepNote
 from rdzv.core.stuck.tally import RunCounts
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 
-pytestmark = pytest.mark.some_here(30)
+pytestmark = pytest.mark.some_here(18)
 
 NOUNS: tuple[type[Stored], ...] = (
     Accusation,

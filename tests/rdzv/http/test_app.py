@@ -24,7 +24,7 @@ from tests.support.limits import limits_with
 from tests.support.processes import start_python
 from tools.pictures import CHROMIUM, Page, browser, write_timeline
 
-pytestmark = pytest.mark.some_here(5)
+pytestmark = pytest.mark.some_here(3)
 
 LIMIT = 30.0  # seconds
 HOSTILE = "<img src=x onerror=document.title='hacked'>"

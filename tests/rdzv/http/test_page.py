@@ -21,7 +21,7 @@ from tools.page_states import HOSTILE as HOSTILE_NAMES
 from tools.page_states import play
 from tools.pictures import CHROMIUM, NODE, Page, browser
 
-pytestmark = pytest.mark.some_here(3)
+pytestmark = pytest.mark.some_here(2)
 
 if CHROMIUM is None:
     require("chromium")  # skips all of these tests, or fails them where everything is meant to be installed

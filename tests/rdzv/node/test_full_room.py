@@ -14,7 +14,7 @@ from store import LimitExceeded, Limits
 from store.net.tasks import cancel_and_wait
 from tests.support.runs import VirtualRun, assert_one_round, listen, rounds_of
 
-pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(8)]
+pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(5)]
 
 ROOM = 64 * 1024
 

@@ -30,7 +30,7 @@ from tests.support.etcd import Etcd, serve_etcd
 from tests.support.processes import start_python
 from tests.support.runs import assert_one_round
 
-pytestmark = pytest.mark.some_here(4)
+pytestmark = pytest.mark.some_here(3)
 
 NODES = int(os.environ.get("RDZV_ETCD_NODES", "130"))
 

@@ -16,7 +16,7 @@ from tests.rdzv.node.test_coordinator import commits_in
 from tests.support.runs import VirtualRun, listen
 from tests.support.virtual_time import now
 
-pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(10)]
+pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(6)]
 
 
 async def test_a_member_that_joins_again_is_waiting_and_a_dead_one_is_in_no_list() -> None:

@@ -10,7 +10,7 @@ import rdzv
 import rdzv.testing
 from rdzv.testing import Cluster, ClusterError, ClusterNode, ClusterStuckError, cluster
 
-pytestmark = pytest.mark.some_here(10)
+pytestmark = pytest.mark.some_here(6)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from store.server.journal import Journal
 from tests.store.server.test_journal_refusals import leave_behind
 from tests.support.facts import saved_in
 
-pytestmark = pytest.mark.some_here(50)
+pytestmark = pytest.mark.some_here(30)
 
 HERE = str(Path(__file__).parents[3])
 LIES = (

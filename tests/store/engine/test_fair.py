@@ -35,7 +35,7 @@ from store.protocol import wire
 from store.protocol.frames import FrameReader
 from tests.support.by_hand import Desk
 
-pytestmark = pytest.mark.some_here(5)
+pytestmark = pytest.mark.some_here(3)
 
 K = 1000
 

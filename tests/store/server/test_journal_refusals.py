@@ -17,7 +17,7 @@ from store.errors import StoreUsageError
 from store.server.journal import Journal
 from tests.support.facts import change, granted, kept, lease, opened, put, replied, saved_in, writing
 
-pytestmark = pytest.mark.some_here(15)
+pytestmark = pytest.mark.some_here(9)
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from rdzv.cli.main import main
 from tests.support.launched import SUCCEED, node, started, tell
 from tests.support.processes import free_port
 
-pytestmark = pytest.mark.some_here(3)
+pytestmark = pytest.mark.some_here(2)
 
 RESTART, REPLACE, OVER = 80, 81, 82
 CODES = ("--exit-codes", f"restart={RESTART},replace={REPLACE},over={OVER}")

@@ -17,7 +17,7 @@ from tests.support.launched import WORKER, node, started
 from tests.support.processes import ROOT, free_port, start_python
 from tests.support.stores import until
 
-pytestmark = pytest.mark.some_here(4)
+pytestmark = pytest.mark.some_here(3)
 
 # ------------------------------------------------------------------------------------------ signals that end
 

@@ -12,7 +12,7 @@ import pytest
 import rdzv
 from rdzv.testing import Cluster, ClusterNode, cluster, processes
 
-pytestmark = pytest.mark.some_here(5)
+pytestmark = pytest.mark.some_here(3)
 
 STALL = 10.0
 
