@@ -116,7 +116,8 @@ async def test_a_node_that_fails_after_another_is_not_blamed(server: str) -> Non
         first, second = await started(a), await started(b)
         tell(first, FAIL)
         assert await written(server, "rdzv/ended_by") == f"a\nrank {first['RANK']} exited with status 3".encode()
-        tell(second, FAIL)
+        with contextlib.suppress(ProcessLookupError):  # under load, its launcher has stopped it already
+            tell(second, FAIL)
         assert (await started(a))["RDZV_RESTARTS"] == "1"
         assert (await started(b))["RDZV_RESTARTS"] == "1", "it is the run's count"
 
