@@ -305,18 +305,15 @@ class Copies:
         return "" if not child.returncode else failure[1] if failure else f"pytest ended: {output[-500:]}"
 
 
-def scenes_for(mutant: Mutant, runs: list[Run]) -> list[str]:
-    """Return all recorded scenes that run its line, the quick ones first."""
-    those = [run for run in runs if run.lines.get(mutant.file, 0) >> mutant.line & 1 and run.test.startswith(RECORDED)]
-    return [run.test for run in sorted(those, key=lambda run: run.seconds)]
+def batches_for(mutant: Mutant, runs: list[Run]) -> tuple[list[str], list[str]]:
+    """Return the tests that run its line: all recorded scenes, the quick ones first, and others while time is left.
 
-
-def tests_for(mutant: Mutant, runs: list[Run]) -> list[str]:
-    """Return other tests that run its line, while time is left: a case of each, and the near and quick ones first."""
+    Of the others a case of each comes first, and the near and quick ones first.
+    """
     there, those, cases, left = mutant.file.split("/"), [], Counter[str](), BUDGET
-    for run in (one for one in runs if one.lines.get(mutant.file, 0) >> mutant.line & 1):
-        if run.test.startswith(RECORDED):
-            continue
+    runs = [run for run in runs if run.lines.get(mutant.file, 0) >> mutant.line & 1]
+    scenes = sorted((run.seconds, run.test) for run in runs if run.test.startswith(RECORDED))
+    for run in (one for one in runs if not one.test.startswith(RECORDED)):
         function = run.test.partition("[")[0]
         near = sum(one == other for one, other in zip(there, function.split("/")[1:], strict=False))
         those.append((cases[function], -near, run.seconds, run.test))
@@ -326,7 +323,7 @@ def tests_for(mutant: Mutant, runs: list[Run]) -> list[str]:
         if seconds <= left:
             chosen.append(test)
             left -= seconds + 0.02
-    return chosen
+    return [test for _, test in scenes], chosen
 
 
 def play(folder: Path, count: int, seed: int, rooms: list[str], jobs: int) -> int:
@@ -341,8 +338,7 @@ def play(folder: Path, count: int, seed: int, rooms: list[str], jobs: int) -> in
         copies = Copies(Path(place), jobs)
 
         def finder_of(one: Mutant) -> str:
-            batches = scenes_for(one, runs), tests_for(one, runs)
-            return next(filter(None, (copies.play(one, batch) for batch in batches if batch)), "")
+            return next(filter(None, (copies.play(one, batch) for batch in batches_for(one, runs) if batch)), "")
 
         finders = threads.map(finder_of, chosen)
         for mutant, finder in zip(chosen, finders, strict=True):

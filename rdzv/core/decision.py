@@ -182,7 +182,7 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
 
 
 def decide_round(view: View, rules: Rules, head: Head, *, now: float) -> Idle | CommitRound:
-    """Return the next round if it can complete now, else a `Idle` whose progress says why not."""
+    """Return the next round if it can complete now, else an `Idle` whose progress says why not."""
     assert view.synced, "the picture is complete: a node that it lacks would count as gone"
     progress = _progress_of(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):

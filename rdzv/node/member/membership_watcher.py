@@ -62,10 +62,11 @@ class MembershipWatcher:
         part, link, follower = self._part, self._link, self._follower
         again: float | None = anyio.current_time() + part.settings.ttl
         try:
-            last_ban = follower.own_ban
-            if last_ban is not None and last_ban[0] > max(self._banned_at, part.arrival.revision):
-                await self._handle_ban(link, last_ban[1])
-                self._banned_at = last_ban[0]
+            if follower.own_ban is not None:
+                banned_at, ban = follower.own_ban
+                if banned_at > max(self._banned_at, part.arrival.revision):
+                    await self._handle_ban(link, ban)
+                    self._banned_at = banned_at
             missed = follower.resets
             # No event reports the deletion of a waiting node's record: check it each time.
             if missed != self._resets or part.arrival.state is ArrivalState.STANDING:
