@@ -143,7 +143,8 @@ async def test_a_name_that_resolves_to_loopback_or_not_at_all_is_a_problem(monke
 async def test_a_name_that_stands_for_several_machines_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of those machines would start a store of its own."""
     own, foreign = (int(socket.AF_INET), ("127.0.0.1", 29400)), (int(socket.AF_INET), ("192.0.2.7", 29400))
-    monkeypatch.setattr("rdzv.backends.bind_address._resolve", lambda host, _: [own, foreign][: 1 + (host == "pods")])
+    resolve = "rdzv.backends.bind_address._resolve_host"
+    monkeypatch.setattr(resolve, lambda host, _: [own, foreign][: 1 + (host == "pods")])
     checks: list[doctor.Check] = []
     for host in ("head", "pods"):
         await doctor._check_ambiguous_host(host, 29400, checks)
