@@ -293,6 +293,7 @@ def status_as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus
             name: replace(one, age=one.age + seconds, report_age=one.report_age + seconds)
             for name, one in status.steps.items()
         },
+        awaits={name: (key, age + seconds) for name, (key, age) in status.awaits.items()},
     )
 
 

@@ -248,7 +248,7 @@ class Engine:
         self._leases.advance_clock(now)
         room = self.state.writes_max
         for lease in self._leases.expired(most=LAPSES_AT_ONCE):
-            if room <= 0:
+            if room < min(len(lease.keys), self.state.writes_max):  # what fits in one revision is not split (S11)
                 self._leases.make_due_again(lease)
                 continue
             if lease.keeper is not None and self._leases.overdue_by(lease) < unheard.get(lease.keeper, 0.0):

@@ -129,14 +129,14 @@ def test_counting_looks_at_no_key() -> None:
 
 def test_all_keys_of_a_lease_go_at_one_revision_if_one_transaction_could_delete_them() -> None:
     desk = Desk(writes_max=40)
-    lease = desk.ask(Grant(ttl=1.0), peer=2).lease
-    for number in range(35):
-        desk.ask(Put(f"k/{number:02}", b"", lease=lease), peer=2)
+    leases = [desk.ask(Grant(ttl=1.0), peer=2).lease for _ in range(3)]
+    for number in range(105):
+        desk.ask(Put(f"k/{number:03}", b"", lease=leases[number % 3]), peer=2)
     desk.ask(Watch(prefix="k/"), request_id=1)
-    revision = desk.engine.revision
-    desk.ask(Revoke(lease=lease), peer=2)
-    assert desk.engine.revision == revision + 1
-    assert [len(events) for events in desk.told[1, 1]] == [35]
+    desk.ask(Revoke(lease=leases[0]), peer=2)
+    desk.pass_time(2.0)  # the two others expire together
+    assert [len(events) for events in desk.told[1, 1]] == [35, 35, 35]
+    assert len({event.revision for events in desk.told[1, 1] for event in events}) == 3
 
 
 @pytest.mark.parametrize("ending", ["lapses", "is revoked"])
