@@ -4,9 +4,9 @@ Members that reach the store may not reach rank 0 (a firewall, a wrong address);
 at its promised port. The others connect to it and send their ranks. Rank 0 answers once all members have connected.
 A member that gets no answer within a few seconds gives the round up.
 
-If some members have not connected, rank 0 writes a verdict into a key that all members read. If at least
-half have connected (of two: see `judge_reach`), and enough for a round, the next round leaves out the others.
-Otherwise, another node becomes rank 0.
+If some members have not connected, rank 0 writes a verdict into a key that all members read. If at least half of
+the round, rank 0 included, has connected (of two: see `judge_reach`), and enough for a round, the next round leaves out
+the others. Otherwise, another node becomes rank 0.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class ReachVerdict(Stored, kw_only=True):
 def judge_reach(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> ReachVerdict:
     """Return rank 0's verdict on a round in which some ranks have not connected to it.
 
-    `missing` has the unconnected ranks; it is empty if rank 0 could not listen. `again` is True if this node was
-    unreachable as rank 0 before, as was every other member.
+    `missing`: the unconnected ranks; none if rank 0 could not listen. `again`: this node, like every other member, was
+    unreachable as rank 0 before.
     """
     here = size - len(missing)
     # Of two nodes, either may be to blame: leave the other out only if it was unreachable as rank 0, too.
@@ -147,7 +147,7 @@ async def find_rank0_problem(round: Round, rank: int) -> str:
     problem, reached = "it does not answer", False
     began, pause = anyio.current_time(), TRY_AGAIN_FIRST
     with anyio.move_on_after(WITHIN + VERDICT_WITHIN):
-        # Connect again if the peer closes without an answer: the server at that port may not be rank 0.
+        # In the first half of `WITHIN`, connect again if the peer closes without an answer: it may not be rank 0.
         while not (reached and anyio.current_time() - began > WITHIN / 2):
             try:
                 reader, writer = await asyncio.open_connection(round.host, round.port)

@@ -88,7 +88,7 @@ class GiveUp(RendezvousError):
     """Raised in the body of a round: the run ends everywhere, with this reason.
 
     Attributes:
-        reason: Why the run is given up; the repr of a value that is no text, such as an error.
+        reason: Why the run is given up: a text, or the repr of another value.
         status: The exit status of every launcher, from 0 to 255; 0 for none in particular. An invalid status is
             replaced, and the reason says so: -n, of a process killed by signal n, becomes 128 + n; any other becomes 1.
     """
@@ -103,7 +103,7 @@ class GiveUp(RendezvousError):
 
 
 class RoundChanged(RendezvousError):
-    """The round is over: a member was lost, or all leave together. Leaving the round's block swallows this error."""
+    """The round is over for this member, for whatever reason. Leaving the round's block swallows this error."""
 
 
 class RoundSupersededError(RendezvousError):

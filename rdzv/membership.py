@@ -103,7 +103,7 @@ class BlockingRendezvousInfo(_InfoBase["BlockingSharedStore"]):
 
 
 class Previous(NamedTuple):
-    """The changes between the previous round and this one, with at most 16 nodes of each kind.
+    """The changes between the run's previous round and this one; at most 16 nodes of each kind.
 
     Attributes:
         rank: The rank that this node had in its last round.
@@ -143,7 +143,7 @@ class Membership:
         """Update this membership from the run's head, and then notify the listeners; never block.
 
         One read of the head may bring both a decision to stop and the departures that follow it. The decision is
-        recorded before the listeners are notified, so that these departures do not count as losses. `rejoins`: this
+        recorded before the listeners are notified, so that these departures count as agreed. `rejoins`: this
         node has sent a new record, so a later round is no sign that the node was dropped.
         """
         if self.over is not None:

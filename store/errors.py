@@ -65,7 +65,7 @@ class WatchCompacted(StoreError):
 
 
 class UsedAfterFork(StoreError):
-    """A client made before `fork()` was used in the child: make a new one there; for etcd, spawn the child."""
+    """A client made before `fork()` was used in the child: make another there; with etcd, spawn it instead."""
 
 
 class StoreUsageError(StoreError, ValueError):

@@ -8,7 +8,7 @@ conditions made by `store.when`; if a condition is false, nothing is written.
 An etcd cluster promises less (docs/promises.md, docs/operating.md), and differs:
 
 - `Lease.ttl` is in whole seconds, rounded up. `disconnect_ttl` and `gone_ttl` are ignored.
-- If the answer to a write is lost, and the cluster is out of reach for a minute, the caller gets `ConnectionLost` with
+- If the answer to a write is lost, and the cluster is out of reach for 40 s, the caller may get `ConnectionLost` with
   `maybe_applied=True`.
 - `add` and `append` read, then write if the key has not changed; with many writers on one key, some retry.
 - Revisions also advance for other users of the cluster, and sometimes for a write that changed nothing.
@@ -137,7 +137,7 @@ class Store(NotPicklable, Calls):
         """Watch all keys that start with `prefix`.
 
         Args:
-            prefix: A prefix of the keys; a key is a prefix of itself.
+            prefix: A whole key also matches the keys that begin with it.
             start_revision: The first revision to report; by default the next one after the watch was opened.
             snapshot: Begin with the present entries as `put` events, then `synced`. If changes are lost over a long
                 disconnection, a `reset` and a new snapshot follow.

@@ -77,7 +77,7 @@ class LeaseValidity:
         return until - slept if slept > SUSPENDED_LEAST else until
 
     def note_disconnect(self, cut_at: float) -> None:
-        """Note that a connection ended at `cut_at`; infinity means that no server runs, so no lease ends early."""
+        """Note that a connection ended at `cut_at`; infinity: connecting was refused, so no server ends leases."""
         self.cut_at = cut_at if cut_at == math.inf else min(self.cut_at, cut_at)
 
     def note_renewal(self, sent_at: float, slept: float, *, cut_before: float) -> None:
@@ -99,7 +99,7 @@ class KeptLeases:
     """The leases kept over one store client, in its event loop.
 
     If a keep-alive has no answer for `UNANSWERED` seconds, `on_silence` is called with the time of its sending. After
-    each answer to a keep-alive, `on_silence` is called with None.
+    an answer, it is called with None.
     """
 
     def __init__(self, store: Calls) -> None:
@@ -172,7 +172,7 @@ class KeptLeases:
 
 
 class HeldLease:
-    """A lease that is kept. If a transaction grants it, call `keep` afterwards."""
+    """A lease, kept once `keep` is called: by `grant_kept`, or after a transaction by the caller."""
 
     def __init__(self, keeping: KeptLeases, *, id: int, ttl: float) -> None:
         self._keeping = keeping
@@ -197,7 +197,7 @@ class HeldLease:
         """Keep the lease until its release. The request for the grant was sent at `sent_at`, on the client's clock.
 
         If the lease is lost, `on_lapse` gets the reason. `note` returns the note of a keep-alive; its argument is
-        True if the keep-alive is late (`LATE`). `terms` are options of the grant that may end the lease early.
+        True if the keep-alive is late by `LATE`. `terms` are options of the grant that may end the lease early.
         """
         assert not self.kept, "a lease is granted once"
         self.kept = True
@@ -285,7 +285,7 @@ class HeldLease:
             self._sleeping = None
 
     async def release(self, *, within: float = RELEASE_WITHIN) -> None:
-        """Revoke the lease within `within` seconds, even if its grant may have failed."""
+        """Revoke the lease within `within` seconds, even if it may not exist."""
         if self.kept and not self._keeping.remove_lease(self):
             return  # the lease was lost, or released before
         if self._timer is not None:
@@ -453,7 +453,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
     """The blocking twin of `kept_lease`: a thread renews the lease, and the block is not cancelled.
 
     Call `check` before critical steps, or make writes conditional on the lease's key. If the lease is lost, the block
-    ends with `LeaseNotFound`.
+    ends with `LeaseNotFound`, unless it raises.
     """
 
     id: int

@@ -133,7 +133,7 @@ class Limits:
         all_three = "one outbox_bytes_max, frame_bytes_max and history_bytes_max"
         for name, least, enough, for_what in (
             ("frame_bytes_max", value, value, "one value of value_bytes_max and what goes with it"),
-            ("memory_bytes_max", held_back, held_back + value, all_three),  # with `least`, only small values fit
+            ("memory_bytes_max", held_back, held_back + value, all_three),  # `least` has room only for small values
         ):
             if getattr(self, name) < least:
                 raise ValueError(

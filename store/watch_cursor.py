@@ -22,7 +22,7 @@ class WatchCursor:
         return self._next is not None
 
     def opening_request(self) -> tuple[Watch, Event | None]:
-        """Return the request that opens the watch now, and a `reset` for its reader, or None."""
+        """Return the request that opens the watch now, and a `reset` if the reader must forget earlier events."""
         if self._next is not None:
             return Watch(prefix=self._prefix, start_revision=self._next), None
         reset = Event(kind="reset", revision=0) if self._seen_any else None

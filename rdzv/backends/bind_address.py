@@ -68,7 +68,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     If `host` is a name, not localhost, and the store `may_be_open` to all machines, return all interfaces: on Debian, a
     machine's own name is 127.0.1.1. `insist`: the user has given `is_host=1`. Raise this module's errors or `OSError`:
     EADDRNOTAVAIL if no address is this machine's, unless `insist` and `may_be_open`; EADDRINUSE if a process listens
-    there already; another error if this check lacks resources.
+    there.
     """
     ours, others = split_own_addresses(host, port)
     if not ours and not insist:

@@ -1,6 +1,6 @@
 """`connect`, and the built-in backends: a TCP store, which a node may host, and an etcd cluster.
 
-This folder reads files and the environment and makes sockets; other folders get them as arguments.
+This folder reads the environment and the settings' files; nodes get their content as arguments.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class _TcpConnector:
 
     async def _host_if_needed(self) -> None:
         if self._hosting is None:
-            # Decide only at the first connection whether to host a store: a live run must not get a second one.
+            # Decide only at the first connection: a live run must not get a second store.
             kind = HostSuccession if self._settings.endpoint.has_successors else OneHostStarter
             self._hosting = hosting = kind(self._settings, self._credentials, self.client, self._rng)
             self.node.on_close(hosting.aclose)

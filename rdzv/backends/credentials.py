@@ -28,7 +28,7 @@ SETTLED_AFTER: Final = 3.0  # seconds without a change until a token's file coun
 
 
 class Credentials:
-    """A run's credentials; raises `RendezvousSettingsError` for unreadable files. `renew` is None without files."""
+    """A run's credentials; unreadable files raise RendezvousSettingsError. No token or TLS file: `renew` is None."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -86,7 +86,7 @@ class Credentials:
         for path in (self._settings.token_file, self._settings.ca, self._settings.cert, self._settings.key):
             try:
                 fresh = path is not None and abs(time.time() - os.stat(path).st_mtime) < SETTLED_AFTER
-                if fresh and self._seen and not found:  # a just changed token may be half written
+                if fresh and self._seen and not found:  # a just changed token may be half written: keep the last
                     found.append(self._seen[0])
                 else:
                     found.append(None if path is None else _read_file("", path))

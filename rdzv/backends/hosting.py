@@ -5,7 +5,7 @@ yet. A node never starts a store on a reconnect: a live run must not get a secon
 `succession`.
 
 The store dies with its host's process. After the host's own node has left, a single host waits until no client is
-connected: for nodes of other runs without limit, then for at most `close_timeout`.
+connected: for nodes of other runs and newcomers without limit, then for at most `close_timeout`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds between attempts, at random; shor
 LOOK_AGAIN_AFTER: Final = 2.0  # seconds between checks for other clients
 ENDING_TTL: Final = 10.0  # seconds; TTL of the key that rejects new nodes, renewed at each check
 SAID_AGAIN_AFTER: Final = 60.0  # seconds between warnings that this process still serves other nodes
-WAITS_AT_ONCE: Final = 0.1  # seconds of each thread's wait
+WAITS_AT_ONCE: Final = 0.1  # seconds that a thread still waits after a cancellation
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice the end of a local connection
 CALL_TIMEOUT: Final = 30.0  # seconds
 MEETS_WITHIN: Final = 2.0  # seconds to connect to a store on this machine
@@ -117,7 +117,7 @@ class HostedStore:
         await self._wait_until_alone(self._linger)
 
     async def _wait_until_others_left(self, open_client: OpenClient) -> None:
-        """Reject new nodes, and wait until the others have left; the wait for nodes of other runs has no limit."""
+        """Reject new nodes, and wait until the others have left; the wait for newcomers and other runs has no limit."""
         since, said_of, said_at, until = 0, "", 0.0, None
         while True:
             try:
@@ -149,7 +149,7 @@ class HostedStore:
                 return
 
     async def _wait_until_alone(self, seconds: float) -> bool:
-        """Wait for the last client to leave; return False on a timeout. A cancellation abandons only a short wait."""
+        """Wait for the last client to leave; return False on a timeout. A cancelled wait occupies a thread briefly."""
         wait, until = self.server.end_when_alone.wait_until_alone, anyio.current_time() + seconds
         while True:
             left = max(until - anyio.current_time(), 0.0)
@@ -195,7 +195,7 @@ class StoreStarter(ABC):
         self._settled = asyncio.Event()
         self._gives_up = Flag()  # set by `aclose`; stops a store's own process that is starting
         self._starts = Event()  # set before a store starts; if set, `aclose` waits
-        self._beside: list[asyncio.Task[None]] = []  # tasks beside a hosted store
+        self._beside: list[asyncio.Task[None]] = []  # tasks that run while this process hosts a store
         self.problem: str = ""  # why no store starts here, or no host serves; empty if unknown
 
     @abstractmethod

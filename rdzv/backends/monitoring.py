@@ -60,8 +60,8 @@ def serve_embedded(
 ) -> tuple[contextlib.ExitStack, Server]:
     """Serve the embedded store, and its page if `http_port` is set; return (a context that ends both, the server).
 
-    If the page cannot be served, log only. Raise `OSError` if the address cannot be bound, and `StoreUsageError` if
-    the store would be open to every machine.
+    If the page cannot be served, log only. Raise `OSError` if the address cannot be bound, `StoreUsageError` if every
+    machine could connect, `RendezvousSettingsError` without the extra or enough open files.
     """
     port_of_page, insecure = settings.http_port, settings.insecure
     nodes, most = settings.min_nodes or 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]

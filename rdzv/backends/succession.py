@@ -121,7 +121,7 @@ class HostSuccession(StoreStarter):
         await host.aclose(self._open_client)
 
     async def _pause_and_warn(self, hosts: Sequence[Host], found: Sequence[HostReply], since: float) -> None:
-        """Pause before the next questions; after `SAY_AFTER` without a store, warn ever more rarely why none serves."""
+        """Pause before the next questions; after `SAY_AFTER` without a store, warn of new reasons, ever more rarely."""
         now, (said_at, said) = anyio.current_time(), self._said
         away = now - since
         if away >= SAY_AFTER:
@@ -190,7 +190,7 @@ class HostSuccession(StoreStarter):
         return self.may_host(anyio.current_time() - self._since)
 
     async def _confirm_no_host_serves(self, place: int, name: str) -> bool:
-        """Ask all other hosts until each has proven not to serve; return False if this process must not."""
+        """Ask other hosts until each is lost, or proven not to serve; return False if this process must not serve."""
         candidacy, since = Candidacy(place), anyio.current_time()
         self._lost.clear()
         while missing := candidacy.possible_hosts(len(self._hosts)):

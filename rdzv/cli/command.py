@@ -166,7 +166,7 @@ def run_command(command: Command, options: argparse.Namespace) -> int:
             say_error(f"rdzv {command.name}: {printable(message_of(error), most=ERROR_LETTERS_MOST)}")
             status = command.ends_with(options, command.exit_status_offset + _exit_status_of(error))
     try:
-        sys.stdout.flush()  # even an empty write may wait for a stopped terminal
+        sys.stdout.flush()  # may wait for a stopped terminal, even without output
     except OSError:  # discard the output, or Python writes it again at exit, and exits with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     flush_standard_error()
@@ -207,7 +207,7 @@ def _cancel_on_ctrl_c(also: Iterable[signal.Signals]) -> None:
                 if signal.getsignal(other) is signal.SIG_DFL:  # the command does not handle this signal
                     signal.signal(other, cancel_or_exit)
 
-    # Not the loop's handlers: unread output may hold up the loop.
+    # The loop's handlers would wait while unread output blocks the loop.
     for number in (signal.SIGINT, *also):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, cancel_or_exit)

@@ -111,7 +111,7 @@ async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
         addresses = await _check_dns(host, port, checks, timeout=step)
         where = join_host_port(host, port)
         answer = answers.get(where, Answer.SERVES)
-        if answer is not Answer.SERVES:  # a host that serves no store should refuse connections
+        if answer is not Answer.SERVES:  # a host without a store should answer that, or refuse
             remedy = f"{IF_SILENT} {where}" if answer is Answer.SILENT else ""
             checks.append(Check("host", f"{where} {replies[where]}{PROVES * (answer is Answer.REFUSED)}", remedy))
         elif addresses:
@@ -216,7 +216,7 @@ async def _probe_port(host: str, port: int, addresses: list[str], timeout: float
 
 
 def check_gloo_listens_at(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
-    """Check that gloo will listen on `leads_there`, this host's address towards the store, or on interface `chosen`."""
+    """Check that gloo, which listens on `own[0]` or interface `chosen`, uses `leads_there`, the way to the store."""
     if chosen:
         return Check("gloo", f"GLOO_SOCKET_IFNAME={chosen}")
     if leads_there in own[:1]:

@@ -1,7 +1,7 @@
 """The subcommands that change a run: close, reopen, ban, unban, drain, resize, lost; and stacks and chaos.
 
-`rdzv stacks` and `rdzv chaos` send questions to the launchers of a run; `launcher.launch` answers. Only launchers with
-`--allow-chaos` obey `rdzv chaos`, whose seed decides which node it kills, and when.
+`rdzv stacks` and `rdzv chaos` send questions to a run's launchers (`launcher.launch`). Only launchers with
+`--allow-chaos` obey `rdzv chaos`, whose seed decides which node dies, and when.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ async def _delete_run_keys(client: store.Store, keys: Keys) -> int:
     entries = await client.list(keys.root, keys_only=True)
     leases = {entry.lease for entry in entries}
     round = await client.get(keys.round)
-    if round is not None:  # the lease of this round's shared store may have no key in `entries`
+    if round is not None:  # revoke the lease of this round's store even if it has no key yet
         with contextlib.suppress(RendezvousStateError):
             leases.add(Round.unpack(round.value, revision=round.mod_revision).lease)
     for lease in sorted(lease for lease in leases if lease is not None):

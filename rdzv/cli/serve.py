@@ -128,7 +128,7 @@ async def _serve_store(options: argparse.Namespace) -> int:
         stop.set()
         call_on_signal(signal.SIGHUP, on_stop_signal, signal.SIGHUP)
         _print_notice(f"{number.name}: leaving; again after a second: at once")
-        if starting:  # resolving the host's name may take long, or the disk hang
+        if starting:  # the start may hang, resolving the host's name or opening the disk
             flush_standard_error()
             os._exit(DONE)
 

@@ -194,7 +194,7 @@ def decide_round(view: View, rules: Rules, head: Head, *, now: float) -> Idle | 
     full = rules.round_size(placed) == rules.capacity
     # Nodes of a restarted job may have the former names, but know no round and arrive one by one: keep the last call.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
-    # No further node is expected (`nobody_else`) if no lost member may come back.
+    # In a re-rendezvous, expect no further node if no lost member may come back.
     nobody_else = rules.early_last_call and regroup and not view.nodes_expected_back
     is_news = view.round is None or view.round.revision < head.lost_store_told
     lost = head.lost_store if is_news else None
@@ -206,7 +206,7 @@ def decide_round(view: View, rules: Rules, head: Head, *, now: float) -> Idle | 
             return Idle(until=ends_at, progress=with_problem(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= rules.early_last_call and bool(survivors)
     if view.live:
-        # While a last call runs, wake at its end, to report that it is over.
+        # Wake at the end of a last call, to report it.
         still = now < ends < math.inf and not full
         return Idle(until=ends if still else None, progress=progress)
     if not rules.round_size(placed):
@@ -464,7 +464,7 @@ def act_of_joiner(me: Joiner, head: Head, *, now: float) -> KeepWaiting | Round 
         reason = f"waiting for a new coordinator; at last, {reason}"
     if progress is None or progress.phase is not Phase.LAST_CALL or progress.problem:
         return KeepWaiting(reason=reason)
-    # A last call goes on if its coordinator is lost. The join timeout runs again `LAST_CALL_GRACE` after the last call.
+    # A last call outlives its coordinator. The join timeout runs again `LAST_CALL_GRACE` after the last call.
     over_at = head.progress_at + (progress.last_call_left or 0.0)
     if now < over_at + LAST_CALL_GRACE:
         return KeepWaiting(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)

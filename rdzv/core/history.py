@@ -113,7 +113,7 @@ class TimeOfDayNote(Stored, kw_only=True):
 
 
 def nodes_gone_before_round(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
-    """Return the nodes lost or left in the round before `number`, the last, that are not `here`; else none."""
+    """Return the nodes lost or left in the previous round, and not `here`; none unless `number` is the last round."""
     if len(history.chapters) < 2 or history.chapters[-1].number != number:
         return []
     before, last = history.chapters[-2:]
@@ -207,9 +207,9 @@ class HistoryWriter:
     ) -> None:
         """Continue the previous coordinator's history.
 
-        `began` is when this node saw the last round complete (None: it did not), `ended` when it left that round (None:
-        it did not). Too few nodes have waited for `waited` seconds; if no round has completed, the run began with this
-        wait. `hour` is the run's time of day, if known.
+        `began`: when this node saw the last round complete. `ended`: when it left that round. None: it did not.
+        `waited`: seconds with too few nodes until now; if no round has completed, the run began with this wait.
+        `hour`: the run's time of day, if known.
         """
         self._history, self._began = history, began
         if not history.chapters:
@@ -251,8 +251,8 @@ class HistoryWriter:
     ) -> History:
         """Return the history with a round about to be committed.
 
-        `nodes` maps ids, by rank, to addresses; `known` has the previous round's ids. `at` is the time of day at `now`.
-        The last node arrived at `arrived`, on the clock of `now`. `lost_store` is the host of a lost former store.
+        `nodes`: addresses by id, in order of rank. `known`: the previous round's ids. `at`: the time of day at `now`.
+        `arrived`: when the last node arrived, on the clock of `now`. `lost_store`: the host of a lost former store.
         """
         node_ids = list(nodes)
         before = frozenset(known)

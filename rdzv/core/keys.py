@@ -48,13 +48,13 @@ class Keys:
     begun: ClassVar[_Key] = _Key("begun/")
     drains: ClassVar[_Key] = _Key("head/draining/")
     hosted: ClassVar[_Key] = _Key("head/hosted/")
-    parents: ClassVar[_Key] = _Key("parent/")  # with `host=process`: nodes in the store process's parent
+    parents: ClassVar[_Key] = _Key("parent/")  # with `host=process`: nodes in the parent of the store's process
     bans: ClassVar[_Key] = _Key("head/banned/")  # see `ban_names_of`
     unbans: ClassVar[_Key] = _Key("head/unbanned/")
     unfits: ClassVar[_Key] = _Key("unfit/")
     # Prefixes of keys that end with other names.
     questions: ClassVar[_Key] = _Key("head/asked/")
-    rounds: ClassVar[_Key] = _Key("rounds/")  # see `attempt`
+    rounds: ClassVar[_Key] = _Key("rounds/")  # by round and term
     stores: ClassVar[_Key] = _Key("store/")  # see `shared`; not below `rounds/`, which coordinators list
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Keys:
 
     @property
     def host(self) -> str:
-        """The key of the node whose process serves the store; one key for all runs."""
+        """The key of the node whose process serves the store; one key for all runs of a prefix."""
         return f"{self.prefix}/host"
 
     @property

@@ -60,7 +60,7 @@ class RunStatus:
     #: The keys of the round's store for which members wait, by member, with the seconds so far
     awaits: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     now: float = 0.0  #: when this was read, by the run's time of day (`rdzv.core.history`), as Unix time
-    phase_for: float | None = None  #: seconds in this phase; None if unknown
+    phase_for: float | None = None  #: seconds in `phase`; None if unknown
     last_call_left: float | None = None  #: seconds left of the last call
     closing: Closed | None = None  #: how the run was closed
     closed_at: float | None = None  #: when the run was closed, as Unix time; None if not recorded
@@ -302,7 +302,7 @@ class Account:
     """A run's cost: the use of its time, and its losses."""
 
     run_id: str
-    seconds: float  # from the run's beginning until its closing, or until now
+    seconds: float  # from the run's beginning until its closing, or now
     spent: TimeSpent  # the seconds by use
     rounds: int  # how many have completed
     reasons: Mapping[str, int]  # numbers of losses by reason; "other": rare reasons of dropped chapters

@@ -96,9 +96,9 @@ def is_genuine_failure(failure: BaseException | str, run_id: str) -> bool | None
 
 
 def loss_known_within(*, disconnect_ttl: float, ttl: float, connected_for: float = math.inf) -> float:
-    """Return the seconds that the first member to fail waits until a loss would be announced.
+    """Return the longest that the announcement of a loss may take, in seconds.
 
-    A death is normally announced after `gone_ttl`, and after `disconnect_ttl` if many seem dead at once. But a store
+    A death is announced after `gone_ttl`, or after the longer `disconnect_ttl` if many seem dead at once. But a store
     that restarts renews each lease for its full `ttl`, also leases of dead members. `connected_for` has the seconds
     since this node reconnected to the store; infinity if it did not.
     """

@@ -69,7 +69,7 @@ class NodeRecord(Stored, kw_only=True):
     release: str = ""  # the node's release of this package; empty if unknown
     since: float = 0.0  # the Unix time of the arrival, on the node's clock; 0 if unknown
     progress: int | None = None  # the node's last finished step, -1 for none; None without `rounds()`
-    lost_rank_of: tuple[int, int] | None = None  # revision of the node's round in a lost store, and its rank in it
+    lost_rank_of: tuple[int, int] | None = None  # the node's round in a lost store, by its revision, and its rank there
     arrival: int = 0  # the record's revision, which identifies the arrival
 
 
@@ -179,8 +179,8 @@ class Progress(Stored, kw_only=True):
     live: int = 0  # how many members are still in the last round
     waiting: int = 0  # waiting nodes that a round would admit if it began now; 0 without live members
     spares: int = 0  # waiting nodes that the next round would not admit
-    # Newcomers that arrived after this revision are spares. None if there are no spares, or if `spare_ids` names them.
-    # 0 if a rank order chose more spares than can be named, so that any newcomer may be a spare.
+    # Newcomers that arrived after this revision are spares. 0 also means that a rank order chose too many to name.
+    # None: there are no spares, or `spare_ids` names all.
     spares_after: int | None = None
     last_call_left: float | None = None  # seconds left of the last call when written
     lost: int = 0  # how many of the last round's members have died

@@ -13,10 +13,10 @@ step, then reads whether it was asked; the node writes that it asked, then reads
 other's write; if the member sees that it was asked, it waits for the decision. (CPython keeps these accesses in order.)
 
 A member that has begun no step, or has finished its body, answers None. If all members answer None, all leave at once;
-but if newcomers are the only reason, a member may first finish its body, unless a second decision follows, for a
-stronger reason.
+but if newcomers are the only reason, a member with `on_waiting="wait"` may first finish its body, unless a second
+decision follows, for a stronger reason.
 
-A member that leaves before the agreed step, with its body unfinished, counts as lost (`is_at_stop`).
+If a member leaves before the agreed step, with its body unfinished, the round ends at once (`is_at_stop`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class StopNegotiation:
 
     def __init__(self) -> None:
         self.has_written: bool = False  # True: this coordinator has written a question or decision
-        self.has_read_all: bool = False  # True: all answers in the store have been read
+        self.has_read_all: bool = False  # all answers in the store
         self._answers: dict[str, BegunStep] = {}  # the last answer of each node, of any round
         self._asked: Stop | None = None  # the last record that this coordinator wrote
 
@@ -218,7 +218,7 @@ class StepGate:
         return None if self.at_end else self.begun
 
     def note_decision(self, stop: int | None, *, why: str = "", for_newcomers: bool = False) -> None:
-        """Record the decision; a second one counts only if the first was for newcomers."""
+        """Record the decision; a second one counts if only the first was for newcomers."""
         if not self.decided or (self.for_newcomers and not for_newcomers):
             self.stop, self.why, self.for_newcomers = stop, why, for_newcomers
             self.decided = self._asked = True

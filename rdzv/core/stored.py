@@ -10,7 +10,7 @@ list; this is for records that are many or that every node receives. A later rel
 at the end of a list. Nested records are always lists.
 
 Other programs may write under the same prefix, so every read checks the value: see `store.records`. Every write checks
-the value, too: a value that could not be read back is its writer's error.
+the value, too: an unreadable value is its writer's error.
 """
 
 from __future__ import annotations

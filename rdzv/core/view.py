@@ -6,7 +6,7 @@ A node's state follows from its record:
     ------------------------------------------     ------------------------------------------------------
     written by the arrival in the last round       live member of that round
     written by another arrival                     waiting for the next round; left out if it did not reach rank 0
-    written with `left`                            has left by itself (a coordinator's marker has `left`, too)
+    written with `left`                            has left by itself
     deleted without `left`                         gone; lost if it was a live member
 """
 
@@ -93,13 +93,13 @@ class View:
         self.members: dict[str, Member] = {}  # all members of the last round
         self.live: set[str] = set()  # the members still in the last round
         self.waiting: dict[str, NodeRecord] = {}  # in order of arrival
-        self.left_out: dict[str, NodeRecord] = {}  # waiting nodes that did not reach the last round's rank 0
-        self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes whose last round failed its test of rank 0
-        self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach a rank 0 that others reached
+        self.left_out: dict[str, NodeRecord] = {}  # waiting nodes, omitted as they did not reach the last rank 0
+        self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes whose last round's members did not reach rank 0
+        self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach some rank 0, unlike others
         self.left_early: bool = False  # True: a member left neither at the agreed step nor after its body
         self.why_lost: dict[str, str] = {}  # why members were expelled, set before the deletion is folded
         self.standstill: str = ""
-        self.enough_since: float | None = None  # when the last call began; later arrivals do not move it (R11)
+        self.enough_since: float | None = None  # when enough waited: a last call began; no arrival moves it (R11)
         self.arrived_at: float | None = None  # when this coordinator saw the last arrival
         self.absences: AbsenceBook = AbsenceBook(expected)
         self.accusations: Accusations = Accusations()
@@ -201,7 +201,7 @@ class View:
                     self._stuck.setdefault(node_id, why)
 
     def note_own_departure(self, node_id: str, *, stopped: bool) -> None:
-        """Record that the coordinator's own node has left the round, if its record is gone."""
+        """If the own node's record is gone, note that it left; `stopped`: at the agreed step."""
         if node_id not in self.records:
             self.left_early |= not stopped
             self._note_gone(node_id, left=True, at=None, why="")
@@ -337,7 +337,7 @@ class View:
             return
         self.waiting[record.node_id] = record
         if member is not None and (record.arrived_after < self.number or record.lapsed_in == self.number):
-            # The member's lease expired, or it never learned of the round: count it as lost, so that none waits for it.
+            # A member whose lease expired, or that never learned of the round, is lost: no other member waits for it.
             self._missed.setdefault(record.node_id, _GoneMember(left=False, why=self._why_unseen(record.node_id)))
         if record.gave_up:
             self.gave_up[record.node_id] = record
@@ -401,7 +401,7 @@ class Picture:
     view: View
     head: Head
     told: Progress | None = None  # the last progress written, by this coordinator or the previous one
-    told_at: float = 0.0  # when `told` was written
+    told_at: float = 0.0
     resized_at: int = 0  # the revision of the last applied resize
     unbanned_at: int = 0  # the revision of the last lifted ban in the history
     obstacle: CommitRejection | None = None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from store.protocol.connection import Secret
     from store.server.server import Server
 
-LOOK_EVERY = 1.0  # the longest time between two messages to an open page, in seconds
+LOOK_EVERY = 1.0  # seconds, at most, between two messages to an open page
 LISTENERS_MOST = 64  # pages that may be open at a time
 
 

@@ -1,8 +1,8 @@
 """Accepts HTTP connections within the limits of a connection table, and applies the access rules.
 
-aiohttp's own listener keeps any number of silent connections: a thousand would use up the file descriptors of the
-store's process. So each HTTP connection is in the store's connection table, as unauthenticated. A full table closes
-unauthenticated connections first.
+aiohttp's own listener keeps any number of silent connections, which would use up the process's file
+descriptors. So each HTTP connection is in the store's connection table, as unauthenticated. A full table closes
+unauthenticated connections that are silent.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-VISITOR_BYTES: Final = 16 * 1024  # the bytes of memory that a connection counts for
+VISITOR_BYTES: Final = 16 * 1024  # bytes counted per connection
 ASKS_WITHIN: Final = 10.0  # seconds until a new connection's first request is complete
-ASKS_AGAIN_WITHIN: Final = 75.0  # seconds, at most, between two requests, as in aiohttp
+ASKS_AGAIN_WITHIN: Final = 75.0  # seconds, at most, between two requests
 WRONG_GUESS_COSTS: Final = 0.5  # seconds before the answer to a wrong token
 BODY_BYTES_MOST: Final = 1024  # limit of a request's body, as no request needs one
 VISITORS_MOST: Final = 256  # the most HTTP connections to a process that serves no store

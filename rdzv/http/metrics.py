@@ -89,7 +89,7 @@ Sample = tuple[tuple[str, ...], float]
 
 
 class ProcessMetrics:
-    """The metrics of any process: its release, its resources, and its loop's lag, named `lag`."""
+    """A process's metrics: release, resources, and loop lag, under the name in `lag`."""
 
     def __init__(self, lag: str) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()

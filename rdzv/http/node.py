@@ -87,7 +87,7 @@ class _NodeMetrics:
             self._loop.call_soon_threadsafe(self.add_elapsed_time)
 
     def add_elapsed_time(self) -> None:
-        """Add the time since the last call to the activity that the last call saw; call it only in the node's loop."""
+        """Add the time since the last call to the activity seen then; call this only in the node's loop."""
         node, membership, now = self._node, self._node.membership, self._loop.time()
         self._spent[self._doing] += now - self._since
         self._since = now

@@ -1,7 +1,7 @@
 """Reads a store's runs, in the store's own process, for HTTP.
 
-A run's keys stay for a day after its last node has left, so most runs of a busy store have ended. One request returns
-how many keys and bytes each run has, which shows whether an ended run has changed.
+By default, a run's keys stay for a day after its last node left, so most runs of a busy store have ended. One request
+returns how many keys and bytes each run has, which shows whether an ended run has changed.
 """
 
 from __future__ import annotations
@@ -77,8 +77,7 @@ class RunReader:
         self._prefix = prefix
         self._looking = asyncio.Lock()
         self.over: dict[str, _EndedRun] = {}  # the runs without nodes at the last read
-        # By name (see `FollowedRuns.changed`): two points in time, and the answer, which is reused until the first if
-        # its run has changed, else until the second.
+        # By page: until when its answer is reused if the run has changed, and if it has not; and the answer.
         self._answers: dict[str, tuple[float, float, Any]] = {}
         self.followed: FollowedRuns = FollowedRuns(client, prefix)  # the runs read lately, kept current by watches
 
@@ -97,7 +96,7 @@ class RunReader:
                 told, now = await look(), self.client.time()
                 self._answers = {one: known for one, known in self._answers.items() if known[1] > now}
                 pause = FRESH_FOR * (now - began)
-                # The next change is read almost at once, or after `pause` if a change has caused this reading.
+                # If a change has caused this reading, read the next change after `pause`, else almost at once.
                 self._answers[what] = now + max(SPACED, has_changed * pause), now + max(FRESH, pause), told
             return cast("T", told)
 

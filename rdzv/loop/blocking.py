@@ -29,7 +29,7 @@ SomeRound = TypeVar("SomeRound", bound="Round")
 def iterate_rounds(
     make: Callable[..., SomeRound], connecting: AbstractContextManager[Handler], options: LoopOptions
 ) -> Generator[SomeRound, None, None]:
-    """Yield a run's rounds, made by `make`; enter the context of the handler, and leave it in the end."""
+    """Yield a run's rounds, inside the handler's context."""
     return _RoundGenerator(_blocking_rounds(make, connecting, options))
 
 
@@ -83,7 +83,7 @@ class Round(MemberOfRound):
         return run_synchronously(self._handle_body_end(error))
 
     def _interrupt_body(self, ending: Ending) -> None:
-        """End waits in the round's store, except after an agreement to leave: awaited keys may never come."""
+        """Unless the members agreed to leave, end waits in the round's store: awaited keys may never come."""
         if ending.is_abrupt:
             self.store.end_waits()
 

@@ -43,7 +43,7 @@ SomeRound = TypeVar("SomeRound", bound="MemberOfRound")
 OnWaiting = Literal["now", "wait"]
 """How a body that never calls `check` is treated when nodes wait to join."""
 
-NO_PROGRESS_STATUS: Final = 93  # an exit status; also the default of `rdzv run --give-up-status`
+NO_PROGRESS_STATUS: Final = 93  # the exit status of a run that `no_progress` ended; `--give-up-status`'s default
 HAS_FAILED: Final = "an error or a cancellation has ended these rounds, and this node has left: call `rounds` again"
 NO_PROGRESS: Final = Parameter("no_progress", whole_number(0))
 SECONDS: Final = Parameter("seconds", duration())
@@ -79,7 +79,7 @@ class RoundLoop(Generic[SomeRound]):
         # If the run was open at the start, its closing ends the loop without an error. None: not known yet.
         self._was_open: bool | None = None
         self._finished = -1  # the last step that this node has finished
-        self.last: SomeRound | None = None  # the last round that this node was in
+        self.last: SomeRound | None = None  # this node's last round
 
     async def next(self) -> SomeRound | None:
         """Leave the last round, join the next, and return it; None once the run is over for this node."""
@@ -186,7 +186,7 @@ class MemberOfRound(NotPicklable, ABC):
         node_id: This member's id.
         run_id: The run's id.
         bootstrap_address: Host and port on rank 0, the same for every member.
-        previous: This node's last rank, and the changes since the run's previous round; None in the node's first.
+        previous: This node's last rank, and the changes since the run's previous round; None in the loop's first.
         newest: Rank and last finished step of the member that has finished the most; None if no step is finished.
         lags: True if this member has finished steps, but fewer than the member in `newest`.
         gate: Decides at each step if this member may begin the step.
@@ -306,8 +306,8 @@ class MethodsForBody(MemberOfRound):
         """Begin a step, or leave the round together with all other members, before the same step.
 
         If no change is pending, the call costs no message. If the round is over, or ends at this step, the call cancels
-        the body; the blocking twin raises `RoundChanged`, which leaving the block swallows. A call from another task
-        then raises `RoundChanged`, too.
+        the body. The blocking twin, and a call from a task other than the body's, raise `RoundChanged` instead, which
+        leaving the block swallows.
 
         Args:
             step: The step about to begin: an integer of any type, larger each time.
@@ -321,7 +321,7 @@ class MethodsForBody(MemberOfRound):
             if not self.gate.decided:
                 self._handler.check_usable()  # raises in a forked child, where no node would report the decision
                 await self._wait_for_stop_decision()
-            if self.gate.decided:  # the members agreed on a stop before the round ended otherwise
+            if self.gate.decided:  # otherwise the round ended without a decision
                 if not (self.gate.must_leave(step) or self.monitor.has_ended_abruptly):
                     return
                 self.monitor.note_ending(Ending(kind=EndKind.AGREED, reason=self.gate.why))

@@ -2,9 +2,9 @@
 
 `rdzv.core.round_life` decides whether a failure is the member's own or caused by others.
 
-**The end of a round.** A member's loss, a departure other than at the agreed step, and the removal of this node end a
-round at once. So does giving the run up, as the member that does so leaves mid-step. The run's closing and announced
-changes end the round at the step that the members agree on, or at once if this member begins no steps.
+**The end of a round.** A member's loss or failure, a departure other than at the agreed step, the removal of this node,
+and giving the run up end a round at once. If the run is closed, or nodes are to join or leave, the round ends at the
+step that the members agree on, or at once if this member begins no steps.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RoundMonitor:
     finished: str = FINISHED  # the reason for closing the run once all members have finished
     phase: WorkPhase = WorkPhase.AT_WORK
     blames_others: bool = False  # True if this member's work failed because of other members
-    all_have_finished: bool = False  # True if this member has read that all have finished
+    all_have_finished: bool = False  # as far as this member has read
     stopped: bool = False
     # The agreement to leave is under False, any other ending under True. Any thread may set either, once.
     _endings: dict[bool, Ending] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class RoundMonitor:
 
     @property
     def is_over(self) -> bool:
-        """True if the round or the member's work has ended, so that no agreement on a stop is needed."""
+        """True if the round or this member's work has ended, so that this member needs no agreement on a stop."""
         return self.stopped or self.ending is not None
 
     @property
@@ -95,7 +95,7 @@ class RoundMonitor:
 
     @property
     def round_failed(self) -> bool:
-        """True if the round has ended by a failure, a loss, or a departure in mid-step."""
+        """True if the round has ended by a failure, loss, removal, or departure in mid-step."""
         gone = (EndKind.LOST, EndKind.LEFT, EndKind.FAILED, EndKind.DROPPED)
         return self.blames_others or (self.ending is not None and self.ending.kind in gone)
 
@@ -121,9 +121,7 @@ class RoundMonitor:
         """Record the first ending, or a later one that replaces an agreement to leave. Thread-safe."""
         if self._record_ending(ending):
             self.on_end(ending)
-            if (
-                self.phase is not WorkPhase.AT_WORK
-            ):  # after the work, `note_ending` runs in the node's thread, as the wait does
+            if self.phase is not WorkPhase.AT_WORK:  # after the work, this runs in the node's thread, where the wait is
                 self._cancel_wait()
 
     def _record_ending(self, ending: Ending) -> bool:
@@ -152,7 +150,7 @@ class RoundMonitor:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self.lets_newcomers_wait):
             # No step was agreed on, so all leave at once. Either no member has begun a step, or the run is closed, and
-            # members in their first step may wait for a member that has gone.
+            # a member has finished or gone, for which others may wait in their step.
             return Ending(kind=EndKind.AGREED if stops_nowhere else EndKind.CLOSED, reason=gate.why)
         if progress is None:
             return None
@@ -171,9 +169,9 @@ class RoundMonitor:
 
     @property
     def _has_any_left_early(self) -> bool:
-        """True if a member has left elsewhere than at the agreed step: other members may wait for it in a step.
+        """True if a member has left before the agreed step: other members may wait for it in a step.
 
-        A member that leaves at once for newcomers counts, too: members whose bodies call no `check` may wait for it.
+        If all leave at once for newcomers, a departure counts, too: members that call no `check` may wait for it.
         """
         progress = self.membership.progress
         return progress is not None and progress.left_early
@@ -288,9 +286,7 @@ class RoundMonitor:
     async def _open_shared_store(self) -> SharedStore:
         link, round = await self.node.get_session(), self.membership.round
         store = shared_store(self.node, self.membership, link.store)
-        store.prefix = self.node.keys.round_prefix(
-            round.number, round.term
-        )  # a full store reserves room for this prefix
+        store.prefix = self.node.keys.round_prefix(round.number, round.term)  # even a full store accepts such keys
         return store
 
     async def is_in_round(self) -> bool:

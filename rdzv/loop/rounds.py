@@ -144,7 +144,7 @@ class Round(MethodsForBody):
         return self
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        # Only the task that entered the scope may leave it.
+        # Leave the scope only in the task that entered it, as anyio requires.
         body, cancelled_by_us = self._body, False
         if asyncio.current_task() is body:
             cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))

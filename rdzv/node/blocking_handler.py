@@ -1,6 +1,6 @@
 """The handler for blocking callers, which forwards calls to the node.
 
-Each call runs in the process's node thread (`node.link.node_loop`), while the caller waits in another thread. Ctrl-C,
+Each call runs in the process's node thread (`node.link.node_loop`), while the caller waits. Ctrl-C,
 or a signal handler that raises, ends the caller's wait at once; the node thread still completes or undoes the call. An
 interrupted `next_rendezvous` withdraws the node's arrival; the next call waits for the withdrawal. A third-party
 backend's handler is async, and runs in the node thread.
@@ -71,7 +71,7 @@ class Handler(NodeView, RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Join the next round; see the async handler."""
         node = self.node
-        if node is None:  # a third-party backend: return its result unchanged
+        if node is None:  # a third-party backend
             return cast("RendezvousInfo", self.call(self._inner.next_rendezvous()))
         ticket = JoinHandle()
         joining: Call[Membership] | None = None

@@ -153,12 +153,12 @@ class Handler(NodeView, RendezvousHandler):
         """Leave the current round, if any, and return once this node is a member of the next.
 
         Raises:
-            RendezvousClosedError: The run is closed; the message has the reason.
-            RendezvousTimeoutError: No round within `join_timeout`; the message has the reason.
+            RendezvousClosedError: The run is closed.
+            RendezvousTimeoutError: No round within `join_timeout`.
             RendezvousSettingsError: The run was started with other settings, or this handler without `min_nodes`.
             RendezvousGracefulExitError: This node was a spare, and the run is closed; or this node is drained.
             RendezvousConnectionError: The store cannot be reached.
-            RendezvousRefusedError: This node is banned, or failed its health check; the message has the reason.
+            RendezvousRefusedError: This node is banned, or failed its health check.
             RendezvousStateError: Another call of this handler is joining already.
         """
         ticket = JoinHandle()
@@ -209,7 +209,7 @@ class Handler(NodeView, RendezvousHandler):
                 await wakeup.sleep_until(None)
 
     async def questions(self) -> AsyncGenerator[tuple[str, OperatorQuestion], None]:
-        """Yield each question of an operator to this node, with the question's name; reply with `answer`."""
+        """Yield each question of an operator to this node, with its name, which `answer_operator` takes."""
         wakeup, heard = ThreadSafeWakeup(), set[str]()
         with self.node.listeners.subscribed(wakeup):
             while True:

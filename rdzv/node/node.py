@@ -51,7 +51,7 @@ log: Final = make_logger(__name__)
 
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
 ANOTHER_STORE_WITHIN = 1.0  # seconds of an attempt to connect after the last store was given up
-GIVES_WAY_FOR = 3.0  # seconds that a leaving node waits for another host to serve the next store
+GIVES_WAY_FOR = 3.0  # seconds, at most, that a leaving node waits for another to host the next store
 EARLIER_CALLER = 0.1  # seconds beyond `join_timeout` for a call that first awaits another call's attempt to connect
 NEXT_STORE_EVERY = (0.1, 0.3)  # seconds, at random, between attempts to find the successor of an ending store
 
@@ -303,7 +303,7 @@ class Node(NotPicklable):
             return await self._join_any_store(clock, examine)
         except asyncio.CancelledError:
             if self._closed and not ticket.abandoned:
-                self.check_usable()  # if `aclose` has cancelled this call, raise that the node is closed
+                self.check_usable()  # raises: `aclose` has cancelled this call
             raise
         finally:
             ticket.task = None

@@ -1,1 +1,1 @@
-"""The shared store of one round's members: the interface of `torch.distributed.Store`, fenced."""
+"""The shared store of a round, like `torch.distributed.Store`; it rejects nodes outside the round."""

@@ -45,7 +45,7 @@ NAMED_MAX: Final = 8  # members, or keys, that an error lists
 
 
 class OutOfTimeError(SharedStoreTimeoutError):
-    """No time is left to wait, or members were lost; the operation may check the keys before it raises an error."""
+    """No time is left, members were lost, or the round is over; the operation may check keys before it raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class AbsenteeNames:
     absence: Callable[[str], str]
 
     def describe_missing(self, ranks: Sequence[int], names: Mapping[int, str], *, more: int) -> str:
-        """Return the missing members as the end of a sentence: "; missing rank 1, node c, lost 41 s ago"."""
+        """Return the end of a sentence, `more` being members not named: "; missing rank 1, node c, lost 41 s ago"."""
         said = []
         for rank in ranks:
             name = names.get(rank, "")
@@ -129,7 +129,7 @@ class FencedCall:
             raise explained from error
 
     async def _transact(self, request: Transact, left: float) -> Any:
-        """Run a transaction with the fence's conditions added; raise ConditionFailed only if one of these fails."""
+        """Run a transaction with the fence's conditions added; raise ConditionFailed only if the fence fails."""
         reads = tuple(Get(key) for key in dict.fromkeys(condition.key for condition in self.fence))
         fenced = Transact(when=(*self.fence, *request.when), then=request.then, otherwise=(*reads, *request.otherwise))
         result: TransactionResult = await self.call(fenced, left)

@@ -232,7 +232,7 @@ class Operations(RoundKeys):
         except OutOfTimeError:
             if is_last:
                 raise
-            # All callers arrived in time, so this call succeeds, although the store has not counted its exit in time.
+            # Only this call's exit timed out: all callers had come, so this call succeeds.
 
 
 async def _wait_and_get_all(ask: FencedCall, names: tuple[str, ...], held: tuple[str, ...]) -> list[bytes]:
@@ -240,7 +240,7 @@ async def _wait_and_get_all(ask: FencedCall, names: tuple[str, ...], held: tuple
         return [entry.value for entry in (await ask(Wait(keys=held))).entries if entry is not None]
     except OutOfTimeError:
         missing = await _find_missing(ask, names, held)
-        # If no key is missing, all were written late; `_read_values` returns None if one was deleted again.
+        # If none is missing, all were written late; None: one was deleted again.
         found = None if missing else await _read_values(ask, held)
         if found is None:
             _raise_timeout(ask, names, missing or names)

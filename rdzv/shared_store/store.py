@@ -6,10 +6,10 @@ Names, order of arguments and meaning are those of PyTorch 2.13, except:
 - A timeout is a `timedelta` or a number of seconds. It limits waits; for other requests, a timeout below a second
   counts as one second.
 - A wait that times out raises `SharedStoreTimeoutError`, which names the missing keys. An empty queue raises
-  `QueueEmptyError`, and any invalid argument, or adding to a value that is no number, `ValueError`.
-- A key holds a queue or a value: a push to a value, or a blocking pop from it, raises `ValueError`. After a value is
-  set or appended at a queue's key, the items can be popped, but a push raises; `list_keys` omits the key while items
-  remain.
+  `QueueEmptyError`, an argument of a wrong type `TypeError`, adding to a value that is no number `ValueError`.
+- A key holds a queue or a value: a push to a value, or a blocking pop from it, raises `ValueError`. If `set` writes to
+  a queue's key, the queue's items can still be popped, but no more pushed; until all are popped, `list_keys` omits the
+  key.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class SharedStore(_SharedStoreBase[RequestClient], Operations):
                 scope.cancel()
 
     def end_calls(self, _: object = None) -> None:
-        """End every call, also of clones; each raises `RoundSupersededError` if `superseded` returns a reason."""
+        """End every call, also of clones; each raises `RoundSupersededError`, as this node is out of the round."""
         for scope in tuple(self._under_way):
             scope.cancel()
 

@@ -47,7 +47,7 @@ SHORT, MIDDLING, LONG = 0.3, 3.0, 20.0
 
 
 class AwaitableResult(Generic[T]):
-    """Holds `value`, the result of a method of `Cluster`; awaiting it first calls `then`."""
+    """The result `value` of a method of `Cluster`; awaiting it first calls `then`."""
 
     def __init__(self, value: T, then: Callable[[], object] | None = None) -> None:
         self.value = value
@@ -75,7 +75,7 @@ class Cluster:
         seed: The seed of all random choices: the same seed gives the same story.
         durable: True if the store has a disk.
         latency: The bounds, in seconds, of a message's time to or from the store.
-        may_raise: Errors that the bodies may raise, besides a closed run's; any other fails the test.
+        may_raise: Errors that the bodies may raise, besides a closed run's or a drain's; others fail the test.
         settings: Parameters of the run; those of a URL have precedence. The default of `min_nodes` is `nodes`.
 
     Attributes:

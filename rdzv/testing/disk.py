@@ -86,7 +86,7 @@ class SimulatedJournal(Journal):
         self._on_failure: Callable[[str], None] | None = None
         self.commits: int = 0
         self.commit_seconds: float = 0.0
-        self.in_doubt: bool = False  # always False: a failed group leaves nothing on this disk
+        self.in_doubt: bool = False  # always False: on this disk, nothing of a failed group is written
         self.only_deletes: bool = False
         self._grows = self._free_bytes = self._long_for = 0
         self.log_bytes: int = 0

@@ -1,7 +1,7 @@
 """One connection of a network in memory: two transports, and a pipe for each direction.
 
-A pipe delivers bytes in order, each piece one latency after it was sent. As in TCP, the boundaries of writes are lost,
-a peer receives all bytes before a close, and a dead peer answers a write by a reset.
+A pipe delivers writes in order, each as one piece, one latency after it was sent. As in TCP, a peer receives all bytes
+before a close, and a dead peer answers a write by a reset.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Duplex:
         self._downward.hold(held=downward)
 
     def cut(self, error: Exception | None = None) -> None:
-        """Close both ends at once, with this error."""
+        """Close both ends at once; each protocol gets `error`."""
         self._upward.clear()
         self._downward.clear()
         self.client.lose_connection(error)
@@ -217,7 +217,7 @@ class MemoryTransport(asyncio.Transport):
         return not self.is_lost and (self._writing_paused or self._closing)
 
     def on_delivered(self) -> None:
-        """React to the delivery of bytes that this end has sent."""
+        """Resume writing, or finish closing: sent bytes were delivered."""
         self._apply_flow_control()
         if self._closing:
             self._close_if_flushed()
@@ -316,7 +316,7 @@ class Pipe:
     def _arrive_at_receiver(self) -> None:
         if self.receiver.loop is self.network_loop:
             self._deliver()
-        else:  # the receiving process reads the bytes in its next turn
+        else:  # the receiver's loop delivers the bytes in its next iteration
             self._delivery = self.receiver.loop.call_soon(self._deliver)
 
     def _may_deliver(self) -> bool:
@@ -346,7 +346,7 @@ class Pipe:
         self.schedule_delivery()
 
     def _next_piece(self, item: memoryview) -> memoryview:
-        return item  # deliver each write as one piece
+        return item  # a subclass may split the write
 
 
 def _deliver_to_buffer(protocol: asyncio.BufferedProtocol, data: memoryview) -> int:

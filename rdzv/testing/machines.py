@@ -33,7 +33,7 @@ NODE_THREAD = " node thread"  # the suffix of the name of a node thread's connec
 
 
 class World:
-    """A timeline, and the network between its processes; `of_network` are arguments of the network."""
+    """A timeline, and the network between its processes; `of_network`: the network's keyword arguments."""
 
     network_kind: ClassVar[type[MemoryNetwork]] = MemoryNetwork
 
@@ -92,7 +92,7 @@ class Process:
             self.exit(silently=silently)
 
     def exit(self, *, silently: bool = False) -> None:
-        """End all loops at once; the connections are closed unless `silently`."""
+        """End the process like `die`, without a line in the story."""
         if self.alive:
             self.host.die()
             for source in self.sources:

@@ -58,7 +58,7 @@ class ClusterInterface(Protocol):
     settings: dict[str, Any]
 
     def say(self, what: str) -> None:
-        """Add a line to the story."""
+        """Add a line to `Cluster.story`."""
 
     def record_join(self, info: RendezvousInfo) -> None:
         """Record that a node is in a round."""
@@ -109,11 +109,11 @@ class ClusterNode:
 
     @property
     def sources(self) -> tuple[str, str]:
-        """The names of its present and future connections."""
+        """The names of the connections of its main loop and of its node thread."""
         return self.process.source, self.process.source + NODE_THREAD
 
     def say(self, what: str) -> None:
-        """Add a line to the story."""
+        """Add a line to `Cluster.story`."""
         self._cluster.say(f"{self.name}: {what}")
 
     def start(self, body: Callable[[ClusterNode], Awaitable[object]]) -> asyncio.Task[Any]:

@@ -28,7 +28,7 @@ NOT_THE_USERS = ("<frozen ", *(f"{folder}/" for folder in (*FOLDERS, sysconfig.g
 
 
 class ClusterError(AssertionError):
-    """A failure in a cluster; its message ends with the story.
+    """A failure in a cluster; its message ends with the last events.
 
     Attributes:
         story: The events, one line each.

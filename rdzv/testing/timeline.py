@@ -40,7 +40,7 @@ START = 1000.0  # not 0, to find code that takes 0 for "never"
 BUSY_TURNS = 2_000  # after this many turns without a timer, a process must be polling: each further turn takes time
 BUSY_TURNS_EACH = 20  # turns per process; their sum replaces `BUSY_TURNS` if larger
 BUSY_SECONDS = 1e-4  # virtual seconds of each further turn
-BUSY_BEYOND = 1.0  # virtual seconds past the end of `run` to which busy tasks may push the clock
+BUSY_BEYOND = 1.0  # virtual seconds by which busy tasks may push the clock beyond `until`
 BURIAL_STEPS_MAX = 100_000
 
 NO_THREADS = (
@@ -57,7 +57,7 @@ class SimulatedTime:
         self.now: float = START  # the true time, in seconds
         self.thread: int = threading.get_ident()
         self.rng: random.Random = random.Random(f"timeline {seed}")  # chooses which process runs next
-        self.problem: BaseException | None = None  # a host's error, which `run` raises
+        self.problem: BaseException | None = None  # a host's error, which `run_until_time` raises
         self.hosts: list[SimulatedLoop] = []
         self._timers: list[tuple[float, int, SimulatedLoop, asyncio.Handle]] = []
         self._numbers = 0
@@ -90,7 +90,7 @@ class SimulatedTime:
                     break
             if spins > busy and self.runnable:
                 if self.now >= until + BUSY_BEYOND:  # a task polls without a pause, as anyio does around a shield
-                    return  # the polling continues in the next `run`
+                    return  # the polling continues in the next call
                 self.now += BUSY_SECONDS
                 self._fire_due_timers()
                 continue
@@ -167,7 +167,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._epoch = START - START * rate  # all clocks begin at `START`
         self._late: list[asyncio.Handle] = []  # timers that fired while this process was stopped
         self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = (
-            None  # the dead process's timers, while its coroutines are closed
+            None  # a heap of the dead process's timers, while its coroutines are closed
         )
         self._grave_time = 0.0
         self._queued = False

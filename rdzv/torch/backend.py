@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from store import Entry
 
 
-MARK: Final = b"rdzv-torch-state-1\n"  # PyTorch unpickles states, so foreign bytes are rejected
+MARK: Final = b"rdzv-torch-state-1\n"  # begins every state: PyTorch unpickles states, so other bytes are rejected
 
 
 class TorchRendezvousBackend(RendezvousBackend):
-    """Keeps the state of PyTorch's `DynamicRendezvousHandler` in our store, fenced by the revision of its key.
+    """Keeps the state of PyTorch's `DynamicRendezvousHandler` in our store; a write requires the last state's revision.
 
         store, backend = TorchStore(url), TorchRendezvousBackend(url, run_id)
         DynamicRendezvousHandler.from_backend(run_id, store, backend, min_nodes, max_nodes)
@@ -30,7 +30,7 @@ class TorchRendezvousBackend(RendezvousBackend):
     The state is a pickle, which PyTorch loads: restrict write access to the store.
 
     Args:
-        url: A URL of ours; its run is ignored.
+        url: The URL of an rdzv run; its run id is ignored.
         run_id: The run of the state.
         overrides: The URL's parameters as keywords.
     """

@@ -1,7 +1,7 @@
 """The process group of one round: it is made, aborted by another thread after a loss, and removed.
 
-`gloo_sockets` ends collectives of gloo. With nccl, PyTorch's abort ends a collective. All members must abort, or the
-others wait for the timeout. After a loss each node aborts its process's group. An abort waits for the GPU, so it runs
+`gloo_sockets` ends collectives of gloo. With nccl, PyTorch's abort ends a collective. After a loss each node
+aborts its process's group: otherwise the others wait for the timeout. An abort waits for the GPU, so it runs
 in a thread, which `close` waits for. docs/pytorch.md says why nccl needs two environment variables. Without
 TORCH_NCCL_BLOCKING_WAIT=1 a collective returns before the GPU is done. This has never run on a GPU.
 """

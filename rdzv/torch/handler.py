@@ -130,9 +130,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
         regroup_on_loss     members meet again when one has died or left (true), or, as in PyTorch, when workers fail
 
-    **Deaths at a round's start.** An agent waits up to `read_timeout` for the values of every other member, and fails
-    without them. So `next_rendezvous` returns a round only once all members have received it; if one dies before that,
-    the others meet again. If one dies in the milliseconds after the return, the others still wait for `read_timeout`.
+    **Deaths at a round's start.** An agent waits up to `read_timeout` for the values of every other member, then fails.
+    So `next_rendezvous` returns a round only once all members have received it; if a member dies before, the others
+    meet again. If it dies in the milliseconds after the return, they wait for `read_timeout`.
 
     **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it when an agent ends, except by a
     signal: then the node only leaves. A node that was dropped, or could not join the next round, also only leaves.
@@ -391,8 +391,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return the number of nodes that require a new round: waiting, leaving, or with `regroup_on_loss` lost.
 
-        A store whose host is to leave, or a resize below the round's size, counts as one node. A member whose worker
-        has failed counts as lost. In a closed run the number is 0. Above 0, the agent restarts the workers.
+        Above 0, the agent restarts the workers. A store whose host is to leave, or a resize below the round's size,
+        counts as one node; a member whose worker has failed, as lost. In a closed run the number is 0.
         """
         handler, monitor, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:

@@ -41,8 +41,8 @@ def register_init_method() -> None:
 
     The schemes are rdzv, rdzv+tcps, rdzv+etcd and rdzv+etcds. `rank` and `world_size` are optional: they set
     `requested_rank`, and both `min_nodes` and `max_nodes`. The timeout of `init_process_group` limits the store's
-    waits, and joining unless the URL has a `join_timeout`. A process that destroys the group and calls
-    `init_process_group` with the same URL again joins the next round.
+    waits and, unless the URL has a `join_timeout`, joining. A process that destroys the group and makes another by the
+    same URL joins the next round.
     """
     for scheme in _SCHEMES.keys() - _registered:
         dist.register_rendezvous_handler(scheme, _rendezvous)

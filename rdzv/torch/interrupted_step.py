@@ -55,7 +55,7 @@ class StepUndo:
         self._has_warned = False
 
     def remember_buffers(self) -> None:
-        """Copy the buffers of all models at a `check`; an earlier step that has raised is no longer undone."""
+        """Copy all models' buffers at a `check`; an earlier step that raised is no longer undone."""
         self._begun.clear()
         self._steps_at_checks = self._steps_at_checks[1], self._steps
         for model in self._models:

@@ -1,9 +1,9 @@
 """Brings all members of a process group to the state of one member: model, optimizer and more.
 
 First the source sends the structure of its state, as one object pickled by PyTorch (`broadcast_object_list`), with a
-placeholder for each tensor. Every member compares the model's part with its own. If all agree, the tensors follow, each
-as a broadcast of its bytes: gloo does not know all number types. `get_extra_state` values and an optimizer's state are
-made anew, as a newcomer may lack them, or have other shapes.
+placeholder for each tensor of model and optimizer. Every member compares the model's part with its own. If all agree,
+the tensors follow, each as a broadcast of its bytes: gloo does not know all dtypes. Tensors of `get_extra_state` and of
+an optimizer go into new tensors, as a newcomer may lack them, or have other shapes.
 
 A lagging member replaces its tensors only when it has received all: if the source dies before, it keeps its own.
 """

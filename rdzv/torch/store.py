@@ -104,7 +104,7 @@ def _shared_method(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> 
 
 
 class _PrefixProbeKeys(threading.local):
-    """Per thread: the keys that a `PrefixStore` asks for while `_prefix_of_store` runs; None at other times."""
+    """Per thread: the keys that a `PrefixStore` asks for while its prefix is read; else None."""
 
     keys: list[str] | None = None
 

@@ -61,7 +61,7 @@ class WorkersStore:
 def serve_workers(info: RendezvousInfo | AwaitedInfo, ports: str | None, taken: set[int]) -> WorkersStore | None:
     """Serve the workers' store of a round at its bootstrap port; call this at rank 0.
 
-    `ports`: the parameter `master_port`. `taken`: this run's bootstrap ports found in use; this port may be added.
+    `ports`: the parameter `master_port`. `taken`: this run's bootstrap ports found in use; this call may add one.
 
     Returns:
         The store; None if the port is taken and another is permitted: leave the round, and meet again.

@@ -129,7 +129,7 @@ class Client(interface.BlockingStore):
         """See `BlockingStore.end_waits`."""
         self.shared.waits_ended = True
         for channel in tuple(self._waiting):
-            channel.interrupt()  # if the wait was answered meanwhile, the channel reconnects at its next call
+            channel.interrupt()  # this closes the connection; the channel's next call makes another
 
     def _acquire_channel(self) -> Channel:
         try:
@@ -154,7 +154,7 @@ class Client(interface.BlockingStore):
         now = time.monotonic()
         for lease, ttl in granted.items():
             channel.leases[lease] = now + ttl
-            if len(channel.leases).bit_count() == 1:  # drop expired leases whenever their number has doubled
+            if len(channel.leases).bit_count() == 1:  # at 1, 2, 4, 8, ... leases, drop the expired ones
                 channel.leases = {each: until for each, until in channel.leases.items() if until > now}
 
     def _close_idle_channels(self, now: float) -> None:
@@ -272,7 +272,7 @@ class Watch(interface.BlockingWatch):
             if isinstance(pushed, Events):
                 self._batch = pushed.events
             else:
-                self._channel.pushed.clear()  # later pongs say nothing of a closed watch
+                self._channel.pushed.clear()  # the server closed the watch: later pongs confirm nothing
                 self._cursor.note_progress(pushed.revision)
                 self._reopen()
 

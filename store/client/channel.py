@@ -71,7 +71,7 @@ class ClientState:
     problem: str = dialing.NEVER_ANSWERED  # the last problem of any channel's connection
     outages: OutageLog = field(init=False)
     cuts: DisconnectNotifier = field(init=False)
-    _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # sockets whose end was reported
+    _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # sockets whose end `cuts` knows
     _seen_revision: int = 0  # the latest revision that a closed channel has seen
     _dropping: threading.Lock = field(default_factory=threading.Lock)
     _made_in: bytes = field(default_factory=process_identity)
@@ -458,7 +458,7 @@ class Channel:
         """Close the socket, after a goodbye if `farewell`; the next call opens another."""
         if farewell and self.sock is not None and self.connection.abandoned_grants:
             with contextlib.suppress(StoreError):
-                self.call(Ping(), FAREWELL_WITHIN)  # before the pong, late grants arrive, and their leases are revoked
+                self.call(Ping(), FAREWELL_WITHIN)  # reads late answers to grants, and revokes their leases
         self._close_socket(farewell=farewell)
         self._close_previous()
 

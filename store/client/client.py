@@ -95,7 +95,7 @@ class Watch(interface.Watch):
         self._cursor.note_opened(revision)
 
     def deliver(self, events: tuple[Event, ...]) -> None:
-        """Buffer events. If the reader is too far behind, close the watch at the server."""
+        """Buffer events. If the reader is too far behind, close the watch at the server, except during a snapshot."""
         self._cursor.note_delivered(events)
         self._buffer_events(list(events))
         if self._held_bytes > WATCH_BUFFER_BYTES and self._cursor.is_resumable:
@@ -114,7 +114,7 @@ class Watch(interface.Watch):
             self._cursor.note_progress(revision)
 
     def note_disconnect(self) -> None:
-        """Note that the connection is lost. If the watch was not open yet, its request is sent again later."""
+        """Note that the connection is lost. If the watch was not open yet, a reconnect repeats its request."""
         if self._is_open:
             self._mark_closed()
 

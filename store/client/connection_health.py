@@ -1,8 +1,8 @@
 """Judges whether a connection still works, by the server's silence; for awaited and blocking clients.
 
-After half of `Timeouts.answer_timeout` without an answer, the client pings the server. After all of it, the
-client opens a fresh connection, and uses it or the silent one, whichever gets bytes first. If the peer's system
-acknowledges further bytes, the silence starts anew. Time in which this process was busy does not count as silence.
+After half of `Timeouts.answer_timeout` without an answer, the client pings the server; after all of it, the client
+opens a second connection, and uses whichever gets bytes first. If the peer's system acknowledges further bytes, or the
+peer is slow to read, the silence starts anew. Time in which this process was busy does not count as silence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from store.client.timeouts import HEARTBEAT
 if TYPE_CHECKING:
     from store.client.timeouts import Timeouts
 
-HEARTBEATS_OF_BUSY = 6.0  # `HEARTBEAT`s of silence before closing, if the peer's system acknowledges all data; else one
+# `HEARTBEAT`s from request to closing, twice as many from the last bytes; one if the peer's system lacks data.
+HEARTBEATS_OF_BUSY = 6.0
 WATCHES_HEAR_EVERY = 20.0  # seconds between pings whose answers tell watches the store's revision
 LATE = 0.1  # if a call of `check` is late by this many seconds, the event loop was busy
 LOOKS = 8  # the most calls of `check` during one wait for an answer
@@ -32,7 +33,7 @@ class HealthAction(enum.Enum):
 
 
 class SocketState(NamedTuple):
-    """The state of a connection; `store.net.sockets.unacknowledged` explains the first three fields."""
+    """Unacknowledged bytes; `held_back` if the peer does not read them; `acknowledged` if its system has all."""
 
     unsent_bytes: int = 0
     held_back: bool = False

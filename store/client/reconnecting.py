@@ -153,13 +153,13 @@ class Connection(asyncio.Protocol):
         return (ours[0], theirs[0]) if ours and theirs else None
 
     def expect_answer(self) -> None:
-        """See `ConnectionHealth.expect_answer`."""
+        """Begin to measure the server's silence, if not begun yet."""
         if self.health.asked_at is None:
             self.health.expect_answer(self._loop.time())
             self._schedule_first_check()
 
     def note_received(self, *, expecting: bool) -> None:
-        """See `ConnectionHealth.note_received`."""
+        """Note received bytes; `expecting`: another answer is due."""
         self.health.note_received(self._loop.time(), expecting=expecting)
         if expecting:
             self._schedule_first_check()
@@ -286,22 +286,22 @@ class ReconnectingClient(interface.Store):
 
     @property
     def store_id(self) -> str | None:
-        """See `Store.store_id`."""
+        """The store's identity, once connected."""
         return self._connection.store_id
 
     @property
     def observed_address(self) -> str | None:
-        """See `Store.observed_address`."""
+        """This client's address as the store sees it."""
         welcomed = self._connection.welcomed
         return welcomed.address if welcomed else None
 
     @property
     def end_addresses(self) -> tuple[str, str] | None:
-        """See `Store.end_addresses`."""
+        """This client's address, and the server's."""
         return self._link.end_addresses if self._link is not None else None
 
     def cap_retry_pauses(self, remaining: Callable[[], float]) -> None:
-        """See `Calls.cap_retry_pauses`."""
+        """Limit pauses between attempts by the seconds that `remaining` returns."""
         self.timeouts.limit_by_leases(remaining)
 
     def time(self) -> float:

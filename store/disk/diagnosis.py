@@ -27,7 +27,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def probe_write_error(path: Path, size: int = PROBE_BYTES) -> OSError | None:
-    """Test whether a file can be opened, and `size` bytes written beside it; return the error, or None."""
+    """Try to open a file and `FILES` more, and to write `size` bytes beside it; return the error, or None."""
     probe, numbers = path.with_name(f".{path.name}.probe"), []
     try:
         if path.exists():

@@ -59,7 +59,7 @@ def with_remedy(error: OSError) -> str:
 
 
 def take_lock(directory: Path) -> IO[str]:
-    """Lock a directory, created if missing, until the returned file is closed; `StoreUsageError` if it is locked."""
+    """Lock a directory, created if missing, until the returned file is closed; `StoreUsageError` if this fails."""
     try:
         _make_directory(directory, mode=0o700)
         file = open(directory / LOCK, "a+", encoding="utf-8", opener=partial(os.open, mode=0o600))  # noqa: SIM115

@@ -23,7 +23,7 @@ class EventBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to a wait that was parked."""
+    """The delayed answer to a `Wait` request."""
 
     peer: int
     request_id: int

@@ -3,7 +3,7 @@
 The engine is given the time and a request, and returns the messages to send. Each request takes effect in one step, so
 the store is linearizable (promise S1). `Engine.apply` works in this order:
 
-    1. If a client repeats a request that was carried out, it gets the kept reply, and nothing changes (S2).
+    1. If a client repeats a request that was carried out, it gets the kept reply, and no key changes (S2).
     2. The request is checked against every limit before anything changes (S6).
     3. The changes are made, all at the next revision.
     4. Events for watches and answers to parked waits are collected.
@@ -111,7 +111,7 @@ class Engine:
     def connect(
         self, peer: int, *, session_id: bytes, now: float, process: bytes = b""
     ) -> tuple[int, int | None] | None:
-        """Open or resume a session; return its number and its earlier connection, if any; None if there is no room."""
+        """Open or resume a session; return its number, and its earlier peer if any; None if there is no room."""
         self._note_forgotten_sessions(self._sessions.expire(now) + self._sessions.evict_for_session(session_id, now))
         made = self._sessions.made
         opened = self._sessions.open_session(session_id, peer=peer)
@@ -125,7 +125,7 @@ class Engine:
         return session.number, previous
 
     def disconnect(self, peer: int, *, now: float, how: DisconnectKind) -> None:
-        """Handle the end of a peer's connection."""
+        """End a peer's connection, and after a goodbye its session, too."""
         self._leases.advance_clock(now)
         work = self._works.pop(peer, None)
         snapshot = None if work is None else work.snapshot
@@ -240,7 +240,7 @@ class Engine:
         return replayed
 
     def tick(self, *, now: float, unheard: Mapping[int, float] = NOBODY) -> tuple[EventBatch | Answer | WatchLost, ...]:
-        """End expired leases, each at its own revision, and sessions that were abandoned for too long.
+        """End expired leases, no two at one revision, and sessions that were abandoned for too long.
 
         `unheard` maps each peer with waiting requests to the seconds that they have waited. A lease that expired while
         its keeper's requests waited is not ended yet: one of these requests may renew the lease.

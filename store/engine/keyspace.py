@@ -26,7 +26,7 @@ COORDINATION_KEYS = frozenset(  # the part after the group's name, in keys that 
     ("answers", "begun", "head", "history", "lease", "nodes", "parent", "rounds", "settings", "tally", "unfit")
 )
 CHUNK_MAX = 1024  # keys per chunk; at this size, splitting a chunk costs as much as searching one
-COMPARED_MOST = 50_000  # groups that `largest_group` compares, in about 3 ms; others are ignored: each is small then
+COMPARED_MOST = 50_000  # the most groups that `largest_group` compares, the oldest ones, in about 3 ms
 
 Change = Entry | Event
 """A written key's entry, or an event."""
@@ -96,7 +96,7 @@ class Groups:
         return [self.by_name[name] for name in self._index.page("", after=after, most=most)]
 
     def largest_group(self, *, by_keys: bool = False) -> GroupUsage | None:
-        """Return the group with the most bytes (or keys, if `by_keys`)."""
+        """Return the largest group, by bytes or keys, among the `COMPARED_MOST` oldest."""
         groups = islice(self.by_name.values(), COMPARED_MOST)
         return max(groups, key=lambda group: group.keys if by_keys else group.bytes, default=None)
 

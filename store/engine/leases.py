@@ -74,7 +74,7 @@ class LeaseRecord:
 
 
 class Leases:
-    """All leases of a store, their bytes without keys, and the served time."""
+    """All leases of a store, the bytes of leases and notes, and the served time."""
 
     def __init__(self) -> None:
         self.bytes: int = 0
@@ -152,7 +152,7 @@ class Leases:
         self.processes.note_lease_released(lease.id)
 
     def shorten_after_close(self, peer: int, how: DisconnectKind) -> Iterator[None]:
-        """Set earlier deadlines, in steps, for the leases that a closed connection kept."""
+        """Set earlier deadlines, in steps, for the leases of a closed connection, and of its process if it died."""
         return self._shorten_leases(peer, self.processes.note_disconnect(peer, how, now=self._served), self._served)
 
     def _shorten_leases(self, peer: int, dead: ClientProcess | None, closed_at: float) -> Iterator[None]:

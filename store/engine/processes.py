@@ -35,7 +35,7 @@ class ClientProcess:
     peers: set[int] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)  # ids of the leases with a `gone_ttl` that its connections kept last
     cut: bool = False  # one of its connections was cut (`DisconnectKind.CUT`), and it has not connected since
-    died_at: float | None = None  # when it seemed to die, in served time; None if alive
+    died_at: float | None = None  # when it seemed to die, on the leases' clock; None if alive
 
 
 class Processes:

@@ -78,7 +78,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions of a store; `made` is the number of the newest, `budget` has the bytes of all kept replies."""
+    """All sessions of a store; `made`: how many there ever were; `budget`: the bytes of all kept replies."""
 
     def __init__(self, *, ttl: float, sessions_max: int) -> None:
         self._ttl, self._max = ttl, sessions_max
@@ -118,7 +118,7 @@ class Sessions:
         return [self._forget_session(id) for id in [*islice(expired, FORGOTTEN_AT_ONCE)]]
 
     def evict_for_session(self, id: bytes, now: float) -> list[bytes]:
-        """If there is no room for session `id`, forget the session disconnected for longest; return its id."""
+        """Without room for session `id`, forget the longest disconnected one, after `AWAY_LEAST`; return its id."""
         if id in self._sessions or len(self._sessions) < self._max or self.seconds_until_room(now) > 0:
             return []
         return [self._forget_session(next(iter(self._abandoned)))]

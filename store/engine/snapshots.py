@@ -86,7 +86,7 @@ class Snapshot:
     given: list[Entry | None] | None = None  # the entries of named keys; None for a prefix
     bytes: int = 0  # counted for the named keys
     reader: int = 0
-    counted_from: int = 0  # `Snapshots._counted` when this snapshot began
+    counted_from: int = 0  # bytes ever kept for snapshots when this one began
 
     @classmethod
     def of_prefix(cls, keys: Keyspace, past: OldEntries, prefix: str) -> Snapshot:
@@ -154,7 +154,7 @@ class Snapshots:
         return 0 if oldest is None else self._own + self._counted - oldest.counted_from
 
     def register(self, snapshot: Snapshot, *, reader: int) -> None:
-        """Register a snapshot, so that its entries are kept until `unregister`."""
+        """Keep the entries of a snapshot, read by the peer `reader`, until `unregister`."""
         if snapshot not in self.unread:
             self.unread[snapshot] = None
             self._own += snapshot.bytes

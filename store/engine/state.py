@@ -115,7 +115,7 @@ class StoreState:
         self.check_limit("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)
 
     def check_write(self, write: Write) -> bytes:
-        """Check a write, but not the room for it; return the new value."""
+        """Check a write, but not the room for its value; return the new value."""
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
             self.check_key(key)

@@ -72,7 +72,7 @@ class Waits:
         return sum(self._by.get(peer, {}).values())
 
     def add(self, watcher: Watcher, parked: ParkedWait, *, cost: int) -> None:
-        """Park a wait."""
+        """Register a wait of `cost` bytes."""
         peer, request_id = watcher
         self.parked[watcher] = parked
         self._by.setdefault(peer, {})[request_id] = cost

@@ -1,6 +1,6 @@
 """The store's interface on an etcd v3 cluster; `store.interface` lists the differences from the built-in server.
 
-For a `Wait` request, the client reads the keys, watches at most `WATCHES_MOST` missing ones, and reads again.
+For a `Wait` request, the client in turn reads the keys and watches some missing ones, until no key is missing.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Client(interface.Store):
 
     `renew` reads the files of certificates again before each connection, and returns the context. `password` may be a
     function, called again after a rejected login. `receipts` is the prefix of this client's own keys; the user
-    needs write permission there. Clients of one event loop with the same `shared_as` share the first one's connection:
-    only timeouts may differ.
+    needs write permission there. Clients of one event loop with the same `shared_as`, and equal
+    arguments except for timeouts, share one connection.
     """
 
     tells_causes: bool = False
@@ -82,7 +82,7 @@ class Client(interface.Store):
     fail_over: float = 2.0  # etcd replaces a lost leader after 1 to 2 s by default
     observed_address: str | None = None
     end_addresses: tuple[str, str] | None = None
-    server: str = ""  # the id of the member that answered; "another" if `end_addresses` lead to another member
+    server: str = ""  # the id of the member that answered; "another" if `end_addresses` are those of another member
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Client(interface.Store):
 
     @property
     def connected(self) -> bool:
-        """True if some member can be reached, as far as known."""
+        """True unless the client has failed, or all members fail."""
         return self._failed is None and self.members.is_connected
 
     @property
@@ -175,7 +175,7 @@ class Client(interface.Store):
         return asyncio.get_running_loop().time()
 
     async def run_while_usable(self, work: Callable[[], Awaitable[T]], doubt: InDoubt | None = None) -> T:
-        """Await `work`; if the client fails meanwhile, raise the client's error."""
+        """Await `work`. If the client fails meanwhile, raise its error, `maybe_applied` as in `doubt`."""
         self.check_usable()
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)

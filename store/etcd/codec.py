@@ -144,7 +144,7 @@ def condition_read(condition: Condition) -> Fields:
 
 
 def compare(condition: Condition) -> Fields:
-    """Return a condition, other than `VALUE_IF_ANY`, in etcd's format."""
+    """Return a condition in etcd's format, which has no `VALUE_IF_ANY`: the caller replaces it."""
     expected, fields = condition.expected, {"key": condition.key.encode(), "result": "EQUAL"}
     match condition.target:
         case Target.EXISTS:  # a missing key has `create_revision` 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from store.etcd.reads import ReadOperations
     from store.messages import KeepAlive, ListNotes
 
-TTL_MAX = 9_000_000_000.0  # seconds; the longest TTL that etcd grants
+TTL_MAX = 9_000_000_000.0  # seconds, etcd's limit
 
 NOTES = "notes/"  # the prefix of notes
 

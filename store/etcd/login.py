@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-TOKENS_MOST = 3  # a request fails at the first rejected token after this many
+TOKENS_MOST = 3  # rejected tokens of one request; the next rejection fails the request
 
 
 class Login:
@@ -65,7 +65,7 @@ class Login:
         return self._password() if callable(self._password) else self._password
 
     def forget_rejected_token(self, failure: Failure, token: str | None, tokens: int) -> None:
-        """If a token was rejected, forget it; the next attempt logs in. Raise an error after too many `tokens`."""
+        """If a token was rejected, forget it; the next attempt logs in. `tokens` counts the rejected ones."""
         if failure.trouble is not FailureKind.TOKEN:
             return
         if self._user is None:

@@ -36,7 +36,7 @@ class MemberSelector:
         self.misses: int = 0  # consecutive failures
         self.try_at: float = -math.inf  # the time of the next attempt
         self.problem: str = "it has never answered"
-        self.on_reach: Callable[[bool], object] = bool  # called when all members fail, and when one answers again
+        self.on_reach: Callable[[bool], object] = bool  # called with False when all members fail, True when one answers
 
     @property
     def is_single(self) -> bool:

@@ -1,4 +1,4 @@
-"""Reads from an etcd cluster: several requests read at one revision, and conditions are checked after the answer."""
+"""Reads from an etcd cluster: several requests read at one revision, and the client checks conditions in the answer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ReadOperations:
     async def read(
         self, guard: Sequence[Condition], asked: Asked, deadline: float, *, revision: int = 0
     ) -> tuple[Ranges, int]:
-        """Return ranges at `revision`; if 0, check `guard` (`ConditionFailed`), and return the present ranges."""
+        """Return ranges at `revision`, without checking `guard` again; if 0, check it, and return present ranges."""
         if revision:
             guard, asked = (), [{**each, "revision": revision} for each in asked]
         if not guard and len(asked) == 1:

@@ -1,8 +1,8 @@
 """The receipts of one client, on which its writes depend: see `transactions`.
 
-A receipt is a key of this client, for one write at a time. Receipts have a lease of their own, and expire if the client
-dies. But if a write grants a lease for its keys, its receipt is on that lease: the receipt then expires together with
-the written keys, and etcd rejects a late copy of the write.
+A receipt is a key of this client, for one write at a time. Receipts have a lease of their own, which is replaced, not
+renewed. But if a write grants a lease for its keys, its receipt is on that lease: the receipt then expires together
+with the written keys, and etcd rejects a late copy of the write.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from store.etcd.transactions import Receipt
 if TYPE_CHECKING:
     from store.etcd.members import Members
 
-RECEIPTS_TTL: Final = 60.0  # seconds that receipts last; later the outcome of an unanswered write is unknown
+RECEIPTS_TTL: Final = 60.0  # the most seconds that receipts last; later the outcome of an unanswered write is unknown
 RECEIPTS_LEAST: Final = 40.0  # the fewest seconds that a new receipt lasts; above the default timeout of a write
 HANG_UP_WITHIN: Final = 1.0  # seconds for the deletion of receipts; remaining ones expire with their lease
 
@@ -73,7 +73,7 @@ class WriteReceipts:
         self._free.pop(lease or 0, None)
 
     async def delete_all(self) -> None:
-        """Delete the receipts on their own lease."""
+        """Revoke the receipts' own lease, which deletes them."""
         lease, self.lease = self.lease, None
         if lease is not None and self._members.is_connected:
             await revoke(self._members, lease, anyio.current_time() + HANG_UP_WITHIN)

@@ -6,10 +6,10 @@ this client, if this key is unchanged. A second copy of the write finds the rece
     if the receipt has its known revision, and the conditions hold:  write the receipt, and do the operations
     else:                                                            read the receipt, and the keys that decide
 
-etcd's conditions have no "or". So a write is first sent for the expected case: all its conditions hold; the keys of
-`VALUE_IF_ANY` conditions and of `Create` operations exist. In any other case etcd changes nothing, and answers with the
-deciding keys. From these, `plan_write` makes another plan. A plan that writes is sent on condition that these keys are
-unchanged.
+etcd's conditions have no "or". So a write is first sent for the expected case: its conditions hold, and the keys of
+`VALUE_IF_ANY` conditions and of `Create` operations exist. In other cases etcd changes nothing, and answers with the
+deciding keys. From them, `plan_write` makes a plan that writes only if they are unchanged. A write with `Add` or
+`Append`, or of `Create`s alone, reads these keys first.
 
 After a lost answer, the client sends a `fence`, which writes only the receipt. If the fence finds the receipt changed,
 the write was done, at the receipt's revision, and `recovery_reads` reads its results.
@@ -79,7 +79,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """A write in its normal form: if `guard` holds, `when` decides between `then` and `otherwise`."""
+    """A write in its normal form: `when` decides between `then` and `otherwise`; a false `guard` raises an error."""
 
     guard: tuple[Condition, ...] = ()
     when: tuple[Condition, ...] = ()
@@ -112,7 +112,7 @@ class Plan:
     rests_on: tuple[Condition, ...]
     succeeded: bool  # True if the write's conditions hold
     sums: Mapping[int, int] = field(default_factory=dict)  # result of each `Add` and `Append`, by index of its put
-    assumed: frozenset[int] = frozenset()  # leases not granted at first, as keys on them are assumed to exist
+    assumed: frozenset[int] = frozenset()  # leases of `Create`s whose keys are assumed to exist: not granted yet
 
     @property
     def changes_keys(self) -> bool:
@@ -242,7 +242,7 @@ def _plan_operations(asked: Operations, rests_on: list[Condition], known: Known 
 
 
 def transaction(plan: Plan, receipt: Receipt | None, needed: Iterable[Fields], *, hidden: str) -> Fields:
-    """Return a plan as a transaction; without a receipt, sending the transaction twice may write twice."""
+    """Return a plan as a transaction; deletions spare `hidden` keys. Without a receipt, send it only once."""
     body: Fields = {
         "compare": list(map(compare, plan.rests_on)),
         "success": [request for operation in plan.operations for request in _operation_requests(operation, hidden)],
@@ -296,7 +296,7 @@ def result_of(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, 
                 results.append(entry_in(each[0].response_range))
             case Put():
                 results.append(plan.sums.get(place, revision))
-            case _:  # a deletion, or the count of deleted keys that `recovery_reads` asked for
+            case _:  # a deletion, or the count that `recovery_reads` reads instead
                 count = sum(it.response_delete_range.deleted + it.response_range.count for it in each)
                 results.append(count > 0 if isinstance(operation, Delete) else count)
     return TransactionResult(plan.succeeded, tuple(results), revision)
@@ -310,7 +310,7 @@ def recovery_reads(plan: Plan, revision: int, *, hidden: str) -> Fields:
         at = revision - 1  # the plan read and deleted keys as of the revision before its own
         if isinstance(operation, Put):
             written.add(operation.key)
-            at = 0  # the present, which is never compacted; the result of this read is not used
+            at = 0  # the present, never compacted: this read only takes the put's place among the results
         elif isinstance(operation, Get) and operation.key in written:
             at = revision
         for request in _operation_requests(operation, hidden):

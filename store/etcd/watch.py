@@ -1,7 +1,7 @@
 """Watches on an etcd cluster, opened again from the next revision when their stream ends.
 
-Compaction may delete the revision from which a watch without events would resume. So the watch counts its keys. If no
-key was written after the last event, and the count is right, no event was lost: the watch resumes from the present.
+Compaction may delete the revision from which an idle watch would resume. So the watch counts its keys. If none is newer
+than the last event, and the count is right, the watch resumes: it missed only keys created and deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Watch(interface.Watch):
         self._cursor = cursor
         self._stream: Subscription | None = None
         self.ready: deque[list[Event]] = deque()
-        self._reset: Event | None = None  # the reset event to yield once the watch is open again
+        self._reset: Event | None = None  # the reset event, kept until an attempt to open the watch succeeds
         self._closed = True
         self._population: int | None = None  # the number of keys under the prefix; None if unknown
 
@@ -103,7 +103,6 @@ class Watch(interface.Watch):
         while self._stream is None:
             request, reset = self._cursor.opening_request()
             messages.validate_request(request)
-            # Keep the reset event until its delivery: this attempt to open the watch may fail.
             self._reset = reset or self._reset
             try:
                 await self._open_stream(request, deadline, first=first)
@@ -143,7 +142,7 @@ class Watch(interface.Watch):
             self.ready.append(batch)
 
     async def _resume_after_compaction(self, deadline: float) -> None:
-        """Resume the watch if no event was lost; otherwise restart it with a reset and a snapshot, or end it."""
+        """Resume the watch if its keys are unchanged; otherwise restart it with a reset and a snapshot, or end it."""
         if await self._resume_if_keys_unchanged(deadline):
             return
         if not self._cursor.note_compacted():

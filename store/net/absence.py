@@ -80,7 +80,7 @@ class OutageLog:
         loop.call_later(FIRST[0], lambda: self.note_failure(loop.time()) if self._lasts else None)
 
     def note_end(self, now: float = math.inf) -> None:
-        """End the outage; with `now`, log that the store is back, if the outage was logged."""
+        """End the outage; if it was logged and `now` is given, log that the store is back."""
         with self._lock:
             if self._said and now < math.inf:
                 self._log_outage("the store at %s is back after %s%s", now, "")

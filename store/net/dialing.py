@@ -54,7 +54,7 @@ class TcpDialer:
     async def __call__(
         self, protocol_factory: Callable[[], asyncio.Protocol], /
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
-        """See `Dial`."""
+        """Connect; return transport and protocol."""
         loop = asyncio.get_running_loop()
         reserve_streams_if_uvloop(loop)
         context = await reload_tls(self.tls, self.renew)
@@ -74,7 +74,7 @@ class TcpDialer:
 
 
 async def find_route(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:
-    """Return the first route that leaves this machine, else the first; and its host's id: `server` or `ELSEWHERE`."""
+    """Return the first route out of this machine, else the first host's; and the host's id: `server` or `ELSEWHERE`."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
         for place, (host, port) in enumerate(hosts):
@@ -111,7 +111,7 @@ WITHOUT_A_WORD = "it closed the connection without a word; if it speaks TLS, wri
 
 
 def silent_close_error(*, secure: bool, met: bool) -> ConnectionResetError:
-    """Return the error of a connection that closed before any bytes came; `met`: the server has answered earlier."""
+    """Return the error of a connection closed without any bytes; `met`: the server has answered before."""
     if secure:
         return ClosedBeforeGreeting(IN_THE_HANDSHAKE)
     return ConnectionResetError() if met else ClosedBeforeGreeting(WITHOUT_A_WORD)

@@ -243,7 +243,7 @@ async def resolve_async(addresses: Addresses) -> list[Resolved]:
 
 
 async def connect_async(addresses: Addresses, order: Iterable[Resolved] | None = None) -> socket.socket:
-    """Do the same as `connect_blocking`, without blocking the event loop; `order`: the addresses, if not all."""
+    """Do the same as `connect_blocking`, in the event loop, without a deadline; `order`: the addresses, if not all."""
     loop = asyncio.get_running_loop()
     race = ConnectRace(addresses, await resolve_async(addresses) if order is None else order)
     writable: list[socket.socket] = []

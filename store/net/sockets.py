@@ -50,7 +50,7 @@ CALLED = frozenset({"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"})
 
 
 def raised_by_signal(error: BaseException | None) -> bool:
-    """Return True if a signal's handler raised this error: the raising code is outside `CALLED`."""
+    """Return True if a signal's handler raised this error: the raising code is in no package of `CALLED`."""
     if error is None or threading.current_thread() is not threading.main_thread():  # handlers run in the main thread
         return False
     trace = error.__traceback__

@@ -45,8 +45,8 @@ async def run_together(*work: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
 async def run_together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     """Run coroutines concurrently, each to its end; return their results, or raise the first error.
 
-    `asyncio.gather` may raise a new `CancelledError`, without the message by which an anyio scope recognizes its own.
-    An error without this message reaches the scopes around the cancelled one, too.
+    `asyncio.gather` may raise a new `CancelledError`, without the message by which an anyio scope recognizes its own:
+    such an error would reach outer scopes, too.
     """
     tasks = [asyncio.create_task(one) for one in work]
     try:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 END_WITHIN = 3.0  # seconds for all loops to end; longer than revoking a lease takes
 
-LOOK = 0.5  # seconds; the longest time after which a waiting main thread handles a signal
+LOOK = 0.5  # seconds, at most, until a waiting main thread handles a signal
 
 
 class Flag:
@@ -204,7 +204,7 @@ class LoopThread:
 
     def _start_thread(self) -> None:
         try:
-            self._loop = new_loop()  # made before the thread starts, so that `run` works at once
+            self._loop = new_loop()  # made before the thread starts, so that `start_call` works at once
             _running[self._thread] = self._last, self.stop
             try:
                 self._thread.start()
@@ -269,8 +269,8 @@ class LoopThread:
 class HeldContext(contextlib.AbstractContextManager[T]):
     """An async context entered in a thread's loop, for a blocking caller.
 
-    One task enters and leaves the context, as anyio's scopes require. This is no generator-based context manager: a
-    generator that is garbage-collected would wait for ever for a dead thread.
+    One task enters and leaves the context, as anyio's scopes require. This is a class, as a garbage-collected generator
+    would wait for ever for a dead thread.
     """
 
     def __init__(self, thread: LoopThread, context: contextlib.AbstractAsyncContextManager[T]) -> None:

@@ -187,7 +187,7 @@ class InFlight:
         return mine
 
     def timeout_error(self, timeout: float, name: str, trouble: str | None) -> StoreError:
-        """Return the error of a request without an answer in time; `trouble` is the connection's problem, or None."""
+        """Return the error of a request that `name` did not answer in time; `trouble`: of the connection, or None."""
         what, maybe = f"{type(self.request).__name__} at {name}", self.maybe_applied
         if trouble is None:
             return StoreTimeoutError(f"no answer to {what} within {timeout:g} s", maybe_applied=maybe)

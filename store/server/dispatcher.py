@@ -82,7 +82,7 @@ class Dispatcher:
         self._holding.pop(peer, None)
 
     def deliver(self, deliveries: tuple[EventBatch | Answer | WatchLost, ...], *, opening: bool = False) -> None:
-        """Queue the notifications of a change."""
+        """Queue a change's notifications, or the first events of an `opening` watch."""
         number = self._durability.pending_commits.appended  # notifications wait until this step is durable
         answers: dict[int, list[Answer]] = {}
         for one in deliveries:
@@ -161,7 +161,7 @@ class Dispatcher:
                     left.move_to_end(peer_id, last=False)
                 if (owed := self._owed.pop(peer_id, 0)) > len(some):
                     self._owed[peer_id] = owed - len(some)
-                if (peer := self._peers.by_id.get(peer_id)) is not None:  # None if closed meanwhile
+                if (peer := self._peers.by_id.get(peer_id)) is not None:
                     for what in some:
                         tell(peer, what)
             if not left:

@@ -2,7 +2,7 @@
 
 If the journal cannot write, the server drops its connections, and reads the store back from the disk. The lost steps
 were never acknowledged. The server refuses writes, and tries the disk again each second. After a failed fsync, the last
-group may be on disk or not, so no client is accepted until a later commit.
+group may be on disk or not, so no client is accepted until a probe is committed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 STOP_WITHIN = 3.0  # seconds that a shutdown waits for the last group
-SMALL = (Get, Put, Create, CompareAndSet, Delete, Add, Grant)  # operations that are quick to write
+SMALL = (Get, Put, Create, CompareAndSet, Delete, Add, Grant)  # the operations of small writes
 SMALL_OPERATIONS, SMALL_BYTES = 16, 16 * 1024
 NO_RESERVE = "its disk has less than the 8 MiB that are kept back for them"
 TRY_AGAIN_AFTER = 1.0  # seconds between tries
@@ -41,7 +41,7 @@ class Durability:
     engine: Engine
     journal: Journal | None
     clock: Callable[[], float]
-    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]  # runs a blocking function in a thread
+    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
     on_durable: Callable[[int], None]  # called with the number of the last step on disk
     on_restored: Callable[[Engine], None]  # called with an engine read back from the disk
     close_all: Callable[[], None]  # closes every connection
@@ -112,7 +112,7 @@ class Durability:
             self._probing.add_done_callback(self.ended)
 
     async def stop(self) -> None:
-        """Write pending changes to disk, and release the frames that wait for it."""
+        """Write pending changes to disk, then send the waiting replies; if the disk hangs, close all connections."""
         self.leaving = True
         journal = self.journal
         if journal is not None:

@@ -1,4 +1,4 @@
-"""Accepts or refuses connections; opens their sessions, and ends these after a goodbye (promise S7)."""
+"""Accepts or refuses connections (promise S7), and opens their sessions. A goodbye ends the session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from store.server.peer import Peer
     from store.server.peers import Peers
 
-HELD_MOST = 5.0  # seconds that a new client may be kept waiting for a session
+HELD_MOST = 5.0  # seconds; at `sessions_max`, a new client waits if there is room this soon
 SOON = 0.001  # seconds by which a timer may be early
 
 
@@ -34,7 +34,7 @@ class Handshakes:
     token: Secret
     clock: Callable[[], float]
     leaving: bool = False
-    generation: int = 1  # the highest that an authenticated client has sent; see docs/protocol.md
+    generation: int = 1  # 1 + the stores lost before; the highest that an authenticated client has sent
     bytes_out: int = 0  # bytes sent on connections that have ended
     _refuses: bool = False  # the last connection was refused: do not log the next refusal
 

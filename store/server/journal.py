@@ -9,8 +9,8 @@ once it is on the disk. A damaged file is never changed: a file is opened for wr
 When a write fails, the group is rolled back; then the error decides:
 
 - If another program holds SQLite's lock, the writer waits for it.
-- If SQLite refuses a row for its content, such as its size, the group's steps before that row are written
-  (`_write_group`), the error is stored as the reply to the row's step, and the journal stops.
+- If SQLite refuses a row for its content or size, the steps before the row's step are written (`_write_group`), the
+  error is stored as that step's reply, and the journal stops.
 - If the disk is full, SQLite's log is emptied into the database, which holds each page once. If that is not enough, the
   steps before the first one that does not fit are written, and the journal stops.
 - After other errors, the journal stops, and the server returns to the disk's state (`durability`).
@@ -57,8 +57,8 @@ log: logging.Logger = logging.getLogger(__name__)
 # Only after these errors is it certain that SQLite's log lacks the end of the group. SQLite then ignores the group.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 MARGIN_BYTES = 1024 * 1024  # bytes that must be free, besides the reserve, before other writes than deletes resume
-# Seconds that writing a group should take. On a slow disk, it should take three times as long as a small group, so that
-# fixed costs are only a third of it.
+# Seconds that writing a group should take, at least. On a slow disk, three times as long as a small group, so that
+# fixed costs are only a third.
 GROUP_SECONDS = 0.02
 SMALL_GROUP_BYTES = 64 * 1024
 GROUP_BYTES = 1024 * 1024  # bytes of the first groups; later sizes follow from the time that groups took
@@ -204,7 +204,7 @@ class Journal:
         return not self.only_deletes
 
     def write_bytes_max(self) -> int:
-        """Return the most bytes of one write; its bytes are stored in an entry, in the history and in the log."""
+        """Return the most bytes of one write, which is stored as an entry and as history, each also in the log."""
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
@@ -351,7 +351,7 @@ class Journal:
         self.commit_seconds += took
         self._untidy = True
         self._measure_wal()
-        # SQLite starts the log again at its beginning, so that the file stays short, unless a program reads the log.
+        # Unless another program reads the log, SQLite starts it again at its beginning, so the file stays short.
         grew = self.log_bytes > LONG_LOG_BYTES and 8 * (self.log_bytes - log_bytes) > size
         self._long_for = self._long_for + 1 if grew else 0
         if self._long_for == GROUPS_LONG:
@@ -363,7 +363,7 @@ class Journal:
         if size <= SMALL_GROUP_BYTES:
             self._least_seconds += (took - self._least_seconds) / 8
         most = max(GROUP_SECONDS, 3 * self._least_seconds)
-        # Adapt also after a group that was slow, but not full: it may be one large transaction.
+        # Adapt also after a slow group that was not full: it may be one large transaction.
         enough = self.group_bytes if took < most else min(self.group_bytes, 2 * SMALL_GROUP_BYTES)
         if 2 * size >= enough and not 0.8 * most < took < most:
             wanted = int(self.group_bytes * min(max(0.9 * most / took, 0.5), 2.0))

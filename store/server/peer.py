@@ -53,7 +53,7 @@ class PeerCallbacks(Protocol):
 
 
 class Peer(asyncio.BufferedProtocol):
-    """One connection; for `is_internal` see `Server.protocol`."""
+    """One connection; if `is_internal`, it does not keep the server running."""
 
     def __init__(
         self, host: PeerCallbacks, id: int, *, outboxes: ByteCount, inboxes: ByteCount, is_internal: bool = False
@@ -74,8 +74,8 @@ class Peer(asyncio.BufferedProtocol):
         self.inbox_bytes: int = 0  # bytes of an incomplete frame, or of waiting requests
         self._inbox_since = 0.0  # when the inbox last made progress, on the server's clock
         self.batch_bytes: int = 0  # bytes of the requests being carried out
-        self._to_hear = 0.0  # bytes that had arrived at the time `_marked_at` and are not carried out
-        self._marked_at = self._heard_at = -math.inf  # all requests received before `_heard_at` are carried out
+        self._to_hear = 0.0  # bytes that had arrived when last counted, and are not carried out
+        self._marked_at = self._heard_at = -math.inf  # times of that count, and of the last count carried out in full
         self.gone: bool = False  # closing or closed: its requests are ignored
         self.lags: bool = False  # it was logged that the peer reads too slowly
         self.closing: DisconnectKind = DisconnectKind.CUT  # how the connection ends, unless the client closes it
@@ -120,7 +120,7 @@ class Peer(asyncio.BufferedProtocol):
         return False
 
     def pause_writing(self) -> None:
-        """Count the unsent bytes of a full transport."""
+        """Count a full transport's unsent bytes among the outbox's."""
         self._blocked = True
         self.outbox.note_unsent(self._transport.get_write_buffer_size())
 

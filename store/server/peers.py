@@ -83,7 +83,7 @@ class Peers:
             peer.abort()
 
     def close_costliest_inboxes(self, now: float) -> None:
-        """While unfinished requests take too much memory, close the peer whose requests are largest and oldest."""
+        """While unfinished requests take too much memory, close the peer with the highest bytes times age."""
         while self._exceeds_memory(self.inboxes.bytes, self._limits.frame_bytes_max):
             costliest = max(self._connected_peers, key=lambda peer: peer.slow_sender_score(now))
             what = (

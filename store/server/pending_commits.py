@@ -37,7 +37,7 @@ class PendingCommits:
 
     @property
     def lets_small_steps_pass(self) -> bool:
-        """True while small steps, left pending by the last group, are not on disk: large requests wait for them."""
+        """True while small steps that the last group left pending are not on disk; large requests wait for them."""
         return self._passing > self.durable
 
     def append(self, number: int, facts: ChangeSet) -> None:
@@ -72,8 +72,8 @@ class PendingCommits:
             return self.durable, response
         number = self.appended if isinstance(response, Failed) else self._last_step_in_reply(request)
         if isinstance(response, Listing | Counted | Pong):
-            # The reply is also true at the revision after step `number`, as no key in it has changed since. A long
-            # listing of an earlier revision keeps its revision.
+            # Lower the reply's revision to the one after step `number`: no key in the reply has changed since.
+            # A listing of an earlier revision is left unchanged.
             on_disk_by_then = self.revision if number <= self.durable else self._steps[number][1]
             if response.revision > on_disk_by_then:
                 response = response.replace(revision=on_disk_by_then)

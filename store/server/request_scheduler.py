@@ -60,7 +60,7 @@ class RequestScheduler:
         self.dispatcher: Dispatcher = Dispatcher(self.peers, stopwatch=self.stopwatch, request_pass=self._schedule_pass)
         self.handle_accept: Callable[[Peer], None] = self.handshakes.handle_accept
         self.write_later: Callable[[Peer], None] = self.dispatcher.write_later
-        # Peers from which nothing is read until the disk has caught up, or their notifications are queued.
+        # Peers that are not read until the disk has caught up, or until their notifications are queued.
         self._slowed: dict[Peer, None] = {}
         # Peers whose next request waits until the journal's next group has room.
         self._for_disk: OrderedDict[Peer, None] = OrderedDict()
@@ -155,7 +155,7 @@ class RequestScheduler:
             self._add_turn_time(self.stopwatch() - began)
 
     def _run_peer_turn(self, peer: Peer, began: float) -> None:
-        """Carry out requests of a peer until its turn is over, its outbox is full, or none is left."""
+        """Carry out a peer's requests until its turn is over, its outbox is full, the disk lags, or none is left."""
         until = began + self._turns.turn_length
         now = self.clock()
         assert peer.unread is not None, "a peer has a turn only if it has sent a request"
@@ -243,7 +243,7 @@ class RequestScheduler:
             self._schedule_pass()
 
     async def wait_for_first_turns(self) -> None:
-        """Wait until all peers that now wait for their first turn have had it."""
+        """Wait until all peers that now wait for a first turn have had it: they may renew leases."""
         came = self._turns.came
         while self._turns.has_unserved_peers(came):
             await anyio.lowlevel.checkpoint()  # each pass of the loop gives some peers a turn

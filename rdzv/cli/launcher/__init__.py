@@ -1,1 +1,1 @@
-"""`rdzv run`, which runs a command under rendezvous, with its processes and their guards."""
+"""`rdzv run`, which runs a command under rendezvous: its processes, and guards that kill them if it dies."""

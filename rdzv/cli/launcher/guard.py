@@ -7,8 +7,8 @@ in the pipe is a signal for the group, plus `IN_PASSING` if the signal is not me
 when the launcher ends, also by SIGKILL: then the guard kills the whole group.
 
 When the command's first process ends, the guard kills the rest of the group, and ends with the same exit status or
-signal. But after a signal that is meant to end the group, the guard first waits until the whole group has ended, or the
-launcher sends SIGKILL. A process that leaves the group gets no signals.
+signal. But if a signal was meant to end the group, the guard does so only once the group has ended, or the launcher
+sends SIGKILL. A process that leaves the group gets no signals.
 
 FILES is the command's soft limit of open files, as a launcher that hosts a store has raised its own limit. SIGNALS are
 the signals that the launcher blocks and ignores (`signal_state`), as uvloop resets both in its children.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NPROC: Final = "nproc"
 
-# Environment variables with paths: a checkpoint writes the first file, `@record` the second at an error.
+# Paths in the environment: the command writes the first file at a checkpoint, `@record` the second at an error.
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 SIGNALLED: Final = 128  # a process ended by signal N counts as exit status 128 + N
@@ -32,7 +32,7 @@ DRAINS_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
 
 class OnChangeMode(Enum):
-    """Ways to end the processes when nodes wait to join; see the help of `--on-change`."""
+    """Ways to end the processes when nodes wait to join: SIGTERM now, SIGUSR1, or SIGTERM after a checkpoint."""
 
     TERM = "term"
     USR1 = "usr1"
@@ -40,7 +40,7 @@ class OnChangeMode(Enum):
 
 
 class ExitAdvice(Enum):
-    """Actions for the caller of a failed launcher; see the help of `--exit-codes`."""
+    """Actions for the caller of a failed launcher: start this node again, replace it, or none (the run is over)."""
 
     RESTART = "restart"
     REPLACE = "replace"
@@ -81,7 +81,7 @@ def _parse_exit_codes(text: str) -> dict[ExitAdvice, int]:
 
 
 def _option(named: str, kind: Callable[[str], Any] | None, help: str, default: Any = None, without: Any = None) -> Any:
-    """Return a field of `Job` for an option; `without`, if given, is the default of `Job` itself."""
+    """Return a field of `Job` for an option. `without` replaces `default` in a `Job` that Python code makes."""
     by = option(named, kind, help, default=default)
     return field(default=default if without is None else without, metadata={"by": by})
 
@@ -92,7 +92,7 @@ def _flag(name: str, help: str, *, default: bool) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The command of `rdzv run`, and its options; if `says_cost`, this launcher prints the run's cost at the end."""
+    """The options and command of `rdzv run`; with `says_cost`, the launcher prints a closed run's cost."""
 
     url: str
     command: tuple[str, ...]

@@ -49,7 +49,7 @@ SUCCEEDED: Final = "the command has succeeded on every node"
 KILL_WITHIN: Final = 5.0  # seconds to wait for killed processes
 # Seconds by which a forked rank 0 starts first: a rank that connects before PyTorch's rank 0 listens waits 0.5 s.
 HEAD_START: Final = 0.1
-CONTINUE_EVERY: Final = 1.0  # seconds until a stopped guard is continued
+CONTINUE_EVERY: Final = 1.0  # seconds between SIGCONTs to guards, which may be stopped
 LOOK_AGAIN: Final = 0.05  # seconds between checks of the checkpoint file; no portable call reports a change
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 log: Final = make_logger(__name__)
 
-SAID_AGAIN_AFTER: Final = 30.0  # seconds until an unchanged reason is printed again
+SAID_AGAIN_AFTER: Final = 30.0  # seconds until an unchanged reason is first repeated
 EXPLAINED_AFTER: Final = 2.0  # seconds until the reason of a wait is printed, and between checks of the reason
 ANSWERED_WITHIN: Final = 2.0  # seconds for requests whose answers are only printed
 
@@ -86,7 +86,7 @@ class _Launcher:
             checkpoint_file=folder / "checkpoint",
             beats=folder / "beats",
             stacks=WorkerStacks(folder) if job.stacks else None,
-            files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # hosting a store raises this process's limit later
+            files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # the workers' limit; hosting a store raises this one
         )
         self._tally = RunCounts()
         self._signal: signal.Signals | None = None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-END_WITHIN: Final = 5.0  # seconds that the preload server has to end before it is killed; none while it still imports
+END_WITHIN: Final = 5.0  # seconds for the preload server to end before it is killed; none while it imports
 START_WITHIN: Final = 10.0  # seconds to fork a worker, which takes milliseconds, before the server is killed
 SLOW_AFTER: Final = 30.0  # seconds until a log line says that the modules are still being imported
 WITHOUT_VALUE: Final = frozenset("bBdEIOPqsSuv")  # letters of the interpreter's options without a value
@@ -176,7 +176,7 @@ class PreloadServer:
         request = json.dumps(wanted).encode()
         reading, writing = os.pipe()
         with contextlib.ExitStack() as failed:
-            failed.callback(os.close, reading)  # a guard that starts too late ends, as its report fails
+            failed.callback(os.close, reading)  # a guard that starts too late ends: its report fails
             with anyio.move_on_after(START_WITHIN), contextlib.suppress(ConnectionError):
                 with contextlib.ExitStack() as sent:
                     sent.callback(os.close, writing)

@@ -8,8 +8,8 @@ and JSON of that length. The files control, report, stdin, stdout and stderr are
 
     {"command": [...], "argv": [...], "module": bool, "env": {...}, "files": n}
 
-For each request this process forks a guard, which forks the worker (`guard.fork_guarded`). The worker runs the script
-or module as the interpreter would. The worker's `sys.stdout` is buffered like this process's.
+This process forks a guard for each request, STANDBY of them ahead. The guard forks the worker (`guard.fork_guarded`).
+The worker runs the script or module as the interpreter would. Its `sys.stdout` is buffered like this process's.
 
 Workers share the state of the imported modules, but not random states. If a module has started a Python thread or used
 CUDA, which no fork survives, this process reports that and ends. The only other imports are `guard`, `worker_startup`.

@@ -112,7 +112,7 @@ class Process:
         self.send_signal(number | guard.IN_PASSING)
 
     def send_signal(self, number: int) -> None:
-        """Send the process's group a signal, which does not count for `ask_to_end`."""
+        """Send the process's group a signal; `ask_to_end` can still follow."""
         if self._control is not None and self.status is None:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._control, bytes([number]))

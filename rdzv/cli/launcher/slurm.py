@@ -1,7 +1,7 @@
 """The URL of a run from the environment of a Slurm step: `srun rdzv run slurm -- ...`, as in docs/command.md.
 
-All nodes of the step are `expected`. Jobs may share a node, so the port depends on the job. The run_id names job, step
-and requeues.
+Up to `EXPECTED_MOST` nodes are `expected`, or none. Jobs may share a node, so the port depends on the job. The run_id
+names job, step and requeues.
 """
 
 from __future__ import annotations

@@ -63,9 +63,9 @@ def _count_gone_in_round(round: Round, head: Head) -> int:
     if gone != len(named):
         return gone  # unnamed members may be in `hosted`: do not count them twice
     if now is not None:
-        # Departed members, unless drained, moved to the next store.
+        # Members that left after `moves_over` went to the next store, unless drained.
         named |= {node_id for node_id in now.departed_ids if node_id in head.drains}
-    # In a large round, `rank_of` returns None, so only `last_round` shows that a node was a member.
+    # A large round's record lists no members (`rank_of` is None): only `last_round` shows who was one.
     others = [one for node_id, one in head.hosted.items() if node_id not in named]
     return len(named) + sum(
         one.last_round == round.revision or round.rank_of(one.arrival) is not None for one in others

@@ -24,7 +24,7 @@ AGES: Final = frozenset(
 
 
 def summary_of(full: dict[str, Any], cost: Account, chapters: Sequence[Chapter], now: float) -> dict[str, Any]:
-    """Return a report's numbers, and each member's last step, for the metrics."""
+    """Return a report's state, counts and members' steps, for metrics and the list of runs."""
     return {
         **{name: full[name] for name in SUMMED},
         **full["counts"],

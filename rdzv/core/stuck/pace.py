@@ -27,7 +27,7 @@ STUCK_AFTER: Final = 30.0
 STUCK_STEPS: Final = 10
 SLOW_PART: Final = 0.8  # a member with less than this share of the median rate is slow
 BEHIND: Final = 10.0  # a member is also slow if it is behind by more steps than the median rate makes in these seconds
-BEHIND_STEPS: Final = 3  # a member behind by at most these steps is not slow, as notes are of different moments
+BEHIND_STEPS: Final = 3  # a lag of at most these steps makes no member slow, as notes are of different moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def summarize_steps(steps: Mapping[str, StepOf], *, stall_timeout: float | None 
     rate = median_low(rates) if rates else 0.0
     longest = max(STUCK_AFTER, STUCK_STEPS / rate) if rate else STUCK_AFTER
     limit = SHOWN_PART * stall_timeout if stall_timeout else longest
-    # While a member is busy or disconnected, no member is stuck, as other members may wait for that one.
+    # While a member is busy, or its keep-alives are late, no member is stuck: others may wait for that member.
     excused = any(one.busy or one.away for one in steps.values())
     quiet = {} if excused else {name: one for name, one in begun.items() if one.age >= limit and not one.first}
     others_fresh = age < FRESH_PART * limit

@@ -31,7 +31,7 @@ class StepNote(Stored, kw_only=True):
     busy: float = 0.0  # seconds that the member will still be busy; else 0
     what: Prose = ""  # why the member is busy, or the key for which it waits; else empty
     rate: float = 0.0  # recent steps per second
-    away: bool = False  # True: the member's node has just reconnected to the store
+    away: bool = False  # True: this keep-alive is late, as after a lost connection
     waits: bool = False  # True: the member waits for a key in the round's store
     waited: float = 0.0  # seconds that the member has waited for the key
 
@@ -70,7 +70,7 @@ class StepLog:
         self._last: tuple[int | None, float, int] = (None, clock(), 0)  # last begun step, when it began, steps begun
         self._busy: tuple[tuple[object, float, str], ...] = ()  # token, end, label
         self._busy_ended = -math.inf
-        self._rated: tuple[int, float] | None = None  # the step of the last note, and when that step began
+        self._rated: tuple[int, float] | None = None  # for the next rate: the last noted step, and its beginning
         self._rate = 0.0
         self.waits: dict[_WaitMark, float] = {}  # when each current wait in the round's store began
         self.wait_is_watched: bool = False  # True: the node checks `waits`, or was just asked to

@@ -1,10 +1,10 @@
 """Counters that a run's launchers, or its members in `rounds()`, share in one record in the store.
 
 A restart counts for the run, whichever node's process failed: else `--max-restarts 3` on a hundred nodes would allow
-three hundred restarts. A round is fruitless, and counts once, if it ended by a failure or a loss, and no process wrote
-the checkpoint file or finished a step in it. Rounds that end by announced changes do not count.
+three hundred restarts. A round that ended by a failure or a loss is fruitless if no process wrote the checkpoint
+file or finished a step in it. It counts once. Rounds that end by announced changes do not count.
 
-The counters outlive the run's last node by at least half a minute.
+The counters outlive the run's last node by at least 20 seconds.
 """
 
 from __future__ import annotations

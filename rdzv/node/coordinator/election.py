@@ -1,7 +1,7 @@
 """The election: if a run has no coordinator, one of its nodes takes that role.
 
 Every node whose settings the run has accepted is a candidate. The role is a key on its own lease, with a short TTL
-(`role`). The *term* is the revision that created the coordinator's key.
+(`link.role`). The *term* is the revision that created the coordinator's key.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Election:
                     grants=(role.grant,),
                 )
         except BaseException:
-            await role.lease.release()  # the failed transaction may have taken the role: give it back
+            await role.lease.release()  # the failed transaction may have taken the role
             raise
         self.link.note_answer_time(stopwatch.seconds)
         if taken.succeeded:

@@ -63,7 +63,7 @@ async def look_for_stalls(context: TermContext, settings: Settings) -> None:
         try:
             beats = await read_step_notes(context.store, context.keys)
         except StoreError:
-            continue  # try again after the next pause
+            continue
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
         verdict = stalls.judge(heard, round=number, now=context.store.time(), every=every)
         if verdict.standstill != view.standstill:

@@ -10,7 +10,7 @@ A round is committed by one transaction, conditional on all keys that the decisi
 commit fails, and the coordinator decides anew. A commit also writes the members' ranks, unless there are too many: then
 they are written before.
 
-If a round has more members than a transaction may have conditions (etcd: 128), the coordinator first writes a marker
+If a commit has more conditions than a transaction may have (etcd: 126), the coordinator first writes a marker
 among the nodes' keys. Once the watch has delivered the marker, the coordinator knows all earlier events, and decides
 anew. A node lost during the commit's round trip may be in the round; it counts as lost after completion (promise R4).
 """

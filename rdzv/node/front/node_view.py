@@ -92,7 +92,7 @@ class NodeView(NotPicklable):
         except BaseException:
             work.close()
             raise
-        return self._loop.spawn(work)  # the work may run even if a signal handler raises before the return
+        return self._loop.spawn(work)  # if a signal handler raises here, the work runs without a caller
 
     @property
     def reason(self) -> str:

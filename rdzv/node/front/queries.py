@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Changes:
     """The changes of a node's round: first those until now, then others as they happen; for async callers.
 
-    Enter the object, and iterate over it; or call `poll` for one change within a time limit. Losses and departures
-    are counted since the round completed. The iteration goes on in the node's next rounds, and ends after `Closed`.
+    Enter the object, and iterate over it; or call `poll` for one change within a time limit. `NodesLost` and
+    `NodesLeft` count all since the round completed. The iteration goes on in later rounds, and ends after `Closed`.
     """
 
     def __init__(self, node: Node, connect: Callable[[], Awaitable[object]]) -> None:
@@ -65,7 +65,7 @@ class Changes:
                 await wakeup.sleep_until(None)
 
     def _next_change(self) -> Change | None:
-        """Return a change that was not returned yet. In a new round, no change counts as returned."""
+        """Return a change that was not yet returned in this round, or None."""
         of = self._node.membership
         if of is not self._of:
             self._of = of

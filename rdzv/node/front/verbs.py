@@ -143,8 +143,8 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
 async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None) -> None:
     """Accuse the member with this rank of not answering, for example after a failed collective.
 
-    `rdzv status` shows the accusation. A member with two accusers counts as lost, with their reasons, although its
-    lease is valid. `in_round` is the number of the round in which the member has that rank; by default the present one.
+    `rdzv status` shows the accusation. A member with two accusers, or one if the store has lost contact with it, counts
+    as lost, although its lease is valid. `in_round` is the round in which it has that rank; by default the present one.
 
     Raises:
         RoundSupersededError: This node is in no round, or `in_round` is not its present round.
@@ -321,7 +321,7 @@ async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id:
     is still in the round after `within` seconds, it is removed, which the others see as a loss.
 
     Raises:
-        RendezvousStateError: No such node is in the run.
+        RendezvousStateError: No such node is in the run, or the run is moving to the next store.
     """
     await verb_from_run(Run.drain)(node, node.node_id if node_id is None else node_id, within, reason)
 

@@ -106,7 +106,7 @@ class FollowedRun:
         return replace(later, reason=wait_reason_of(self._follower.head, later, now=now)), history
 
     def time_of_day(self) -> float:
-        """Return the run's present time of day, as Unix time."""
+        """Return the run's present Unix time, by its coordinator's clock."""
         assert self._read is not None, "it was refreshed"
         return self._read[0].now + self._store.time() - self._read_at
 
@@ -122,7 +122,7 @@ class FollowedRun:
         return self._report
 
     def page_state(self) -> dict[str, Any]:
-        """Return what a page shows: the report without ages, cost, count of events; the same object until re-read."""
+        """Return what a page shows: cost, count of events, report without ages; the same object until a new reading."""
         if self._streamed != self._version:
             assert self._read is not None, "it was refreshed"
             history = self._read[1]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log: Final = make_logger(__name__)
 
-ASK_AGAIN_AFTER = 0.5  # seconds from a failed attempt to open the watch to the next
+ASK_AGAIN_AFTER = 0.5  # seconds until a failed opening of the watch is repeated
 
 
 class HeadWatcher:
@@ -80,7 +80,7 @@ class HeadWatcher:
         self.listeners.notify()
 
     async def run(self) -> None:
-        """Follow the head until cancelled, or until the store is lost."""
+        """Follow the head until cancelled, or until an error."""
         try:
             while self.opened_in is None:
                 await self._watch_head()
@@ -91,7 +91,7 @@ class HeadWatcher:
             log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
 
     async def _watch_head(self) -> None:
-        """Open the watch, and apply its events; if a busy server does not open it in time, return, for a retry."""
+        """Open the watch and apply its events; if the opening times out or loses the connection, return for a retry."""
         with Stopwatch(self._store.time) as opening:
             try:
                 async with self._store.watch(self._keys.head, snapshot=True) as watch:
@@ -139,7 +139,7 @@ class HeadWatcher:
             case "put" | "delete":
                 try:
                     self._apply_change(event)
-                except (RendezvousStateError, ValueError) as error:  # ignore a key that cannot be read
+                except (RendezvousStateError, ValueError) as error:
                     log_unreadable(event.key, error)
                     if event.key == self._keys.round:
                         self.unreadable = error
@@ -193,7 +193,7 @@ class HeadWatcher:
             progress = Progress.unpack(value) if put else None
             if progress is not None and head.progress is not None:
                 progress = progress.keep_lost_name(self._node_id, head.progress)
-            # `moves_over` is the progress at `moving`; a snapshot delivers `moving` first.
+            # A snapshot delivers `moving` before `progress`, so `moves_over`, the progress at the move, is set here.
             first = {"moves_over": progress} if head.moves and head.moves_over is None else {}
             return {"progress": progress, "progress_at": now, "progress_found": found, **first}
         if key == keys.stop:

@@ -14,7 +14,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class NoFreePortError(RendezvousConnectionError):
-    """No port that the system could choose is free at the moment."""
+    """No port can be bound: none is free, or this process lacks file descriptors."""
 
 
 class HeldPort:
@@ -26,7 +26,7 @@ class HeldPort:
         self._ports = range(int(first), int(last or first) + 1)
 
     def reserve(self) -> int:
-        """Hold and return a free port; if none is free, the range's first. Without a range, raise NoFreePortError."""
+        """Hold and return a free port. If none is free, return the range's first; without a range, raise an error."""
         if self._socket is None:
             self._socket = next(filter(None, map(_bind_to_port, self._ports)), None)
             if self._socket is None:

@@ -38,7 +38,7 @@ class CoordinatorLease:
         self.lease: HeldLease = HeldLease(link.keeping, id=link.new_lease_id(), ttl=ttl)
         self.grant: Grant = Grant(
             ttl=ttl,
-            # A disconnected coordinator loses its role no later than its node record: its successor reports the loss.
+            # Unless `disconnect_ttl` is very short, the role ends before the node record: a successor reports the loss.
             disconnect_ttl=max(ROLE_DISCONNECT_TTL, min(link.reconnect_seconds, settings.disconnect_ttl)),
             gone_ttl=max(settings.gone_ttl, link.reconnect_seconds),
             id=self.lease.id,

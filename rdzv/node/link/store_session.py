@@ -38,7 +38,7 @@ ASK_SPREAD = (0.75, 1.25)  # random factor of the seconds between checks, so tha
 ASK_EARLY = 0.01  # seconds by which a check may be early: a timer for the remainder might fire at once, repeatedly
 RUN_RENEWALS_PER_TTL = 3  # how often each node renews the run's lease within its TTL
 LOOK_WHETHER_GONE_EVERY = 0.2  # seconds between checks whether a disconnected store's process is gone
-LOOK_FOR_RUN_AFTER = 1.0  # seconds from a failed renewal of the run's lease to the next attempt
+LOOK_FOR_RUN_AFTER = 1.0  # seconds until a failed renewal of the run's lease is repeated
 
 
 class StoreEndingError(StoreError):

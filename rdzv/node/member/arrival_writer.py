@@ -1,7 +1,7 @@
 """Writes a node's record: an arrival is one transaction, conditional on the run's settings.
 
-An arrival also grants the record's lease. An arrival that replaces no record also writes the settings. The
-arrival of a node that is no candidate also takes the coordinator role if no node has it.
+An arrival also grants the record's lease, if it is new. An arrival that replaces no record also writes the settings.
+Before a node's candidacy (`Election`), its arrival also takes the coordinator role if no node has it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ArrivalWriter:
             lease = self._ensure_node_lease()
             record = await new_record(part, link)
             if part.arrival.lease is not lease:
-                # The lease expired while `new_record` waited for the store: use a new lease, which the node will renew.
+                # The lease expired while `new_record` waited for the store: use a new lease.
                 expected = part.arrival.revision
                 continue
             role = None
@@ -80,7 +80,7 @@ class ArrivalWriter:
                 expected = 0
                 continue
             except BaseException as error:
-                if role is not None:  # the store may have granted the role: give it back
+                if role is not None:  # the store may have granted the role
                     in_time = clock.seconds_left(link.store.time()) > 0
                     await role.lease.release(within=RELEASE_WITHIN if in_time else RELEASE_SOON)
                 if isinstance(error, LimitExceeded):
@@ -101,7 +101,7 @@ class ArrivalWriter:
             if part.arrival.on_written(result.revision):
                 part.end_membership("this node has gone on to the next round")
                 return replace(me, arrival=result.revision, known_round=part.known_round), role
-            expected = result.revision  # no task renews the record's lease any more: replace the record
+            expected = result.revision  # the record was lost meanwhile, with its lease: replace the record
             if role is not None:
                 await role.lease.release()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Store
 
-UNFIT_MOST = 64  # failed health checks that a run keeps, the latest of each node
+UNFIT_MOST = 64  # failed health checks that a run keeps, at most one of each node
 
 
 async def run_health_check_in_loop(there: asyncio.AbstractEventLoop, check: Callable[[], Any]) -> str | None:

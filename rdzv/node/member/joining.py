@@ -1,7 +1,7 @@
 """Makes a node a member of the next round: it arrives, and waits for a round that contains its record.
 
-A call of `next_rendezvous` writes one record, which cancellation, timeout and leaving withdraw. During an outage of the
-store, the node waits until the join timeout.
+A call of `next_rendezvous` writes a record, again if it is lost; cancellation, timeout and leaving withdraw it. During
+an outage of the store, the node waits until the join timeout.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ TICK = 0.25  # seconds; `_tried` grows in such steps, so that it counts no pause
 TRIED_LEAST = WITHIN / 2  # a node that tried for fewer seconds to reach rank 0 is not left out of the next round
 CUT_OFF_MOST = 8  # addresses, at most, that a node remembers because it did not reach rank 0 there
 TRY_AGAIN_AFTER = 1.0  # seconds, at most, from a failed attempt to arrive to the next
-# Seconds until a node that was left out looks again whether it reaches rank 0. They double after each look, and each
-# time that the node is left out: its arrivals interrupt other nodes.
+# Seconds until a node that was left out looks again for rank 0. They double after each look, and each time that the
+# node is left out: its arrivals interrupt other nodes.
 LOOK_AGAIN_FIRST, LOOK_AGAIN_MOST = 10.0, 600.0
 
 
@@ -75,7 +75,7 @@ class JoinAttempt:
         )
 
     async def join(self, examine: Callable[[], Awaitable[str | None]] | None) -> Membership:
-        """Return once this node is a member of the next round; raise StoreReplaced if the store was replaced."""
+        """Join the next round, after the health check `examine`; raise StoreReplaced if the store was replaced."""
         part, link = self.part, self.link
         # `was_member`: the coordinator admits members of the last round, even if they left it, before newcomers.
         last, mine = link.follower.head.round, part.membership
@@ -126,7 +126,7 @@ class JoinAttempt:
                 membership = await self._wait_for_round()
                 if membership is not None:
                     return membership
-                # The record was lost during the wait: arrive again, and count the lease if it was lost.
+                # The record was lost during the wait: arrive again. If its lease was lost, count that.
                 part.lapses += part.arrival.lease is None
             except (StoreError, NoFreePortError) as error:
                 lacks_room = is_store_full(error) and link.follower.head.round is not None
@@ -229,7 +229,7 @@ class JoinAttempt:
                         deadline = self.clock.deadline(now)
                         if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
                             continue
-                        # keep the text for the error: once the record is gone, `_reason_now` returns another reason
+                        # freeze the present text, for the error: without the record, another would be computed
                         part.wait_reason = part.wait_reason
                         round_now = await self.leaving.withdraw_after_timeout(link, me)
                         if round_now is None:
@@ -262,7 +262,7 @@ class JoinAttempt:
         return None if member is None else member.rank
 
     async def _rank0_reach_verdict(self, membership: Membership) -> ReachVerdict | None:
-        """Return rank 0's verdict if not all members reached rank 0; else, after a loss, or without a check, None."""
+        """Return rank 0's verdict if a member did not reach it. Return None after a loss, or in an unchecked round."""
         part, round = self.part, membership.round
         if not round.checked:
             return None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rdzv.node.member.node_state import NodeState
     from store import Condition, TransactionResult
 
-HAND_OVER_WITHIN = 0.5  # seconds that a departing coordinator waits until its departure is reported
+HAND_OVER_WITHIN = 0.5  # seconds, at most, that a departing coordinator waits for its departure's report
 HAND_OVER_TRIPS = 2  # round trips added to `HAND_OVER_WITHIN`: to write the report, and to see it
 WITHDRAW_TRIPS = 2 + HAND_OVER_TRIPS  # round trips of a withdrawal: two writes and the report
 
@@ -37,7 +37,7 @@ async def announce_store_move(part: NodeState, link: StoreSession, *, after: flo
         return
     ttl, membership = after + part.settings.close_timeout, part.membership
     if membership is not None and not is_store_served_here(link.store.store_id):
-        # This node leaves together with the store's process, so record that the next store need not wait for this node.
+        # This node leaves with the store's process: record that the next store need not wait for this node.
         await link.store.put(part.keys.hosted + part.node_id, b"%d" % membership.round.revision, ttl=ttl)
     await link.store.put(part.keys.moving, b"", ttl=ttl)
 
@@ -123,7 +123,7 @@ class Withdrawal:
                 if not ours or head.round is None or not self._was_member_of(head.round, arrival):
                     return
                 if progress is not None and progress.round == head.round.number:
-                    # The report names this node as lost if its record ended before it was marked as left.
+                    # The report names this node as lost if its record ended before being marked as left.
                     for reported_ids in (progress.departed_ids, progress.lost_ids):
                         if node_id in reported_ids or len(reported_ids) == NAMED_MOST:
                             return

@@ -26,12 +26,12 @@ def set_last_known_run(part: NodeState, link: StoreSession) -> None:
     if settings and told is not None and (head.round is None or not link.has_arrived):
         # If this node may not know the run's settings, use those that another node wrote to the lost store.
         settings = told.settings or (settings if link.has_arrived else b"")
-    if settings and resized is not None:  # the resize may be newer than this node's settings
+    if settings and resized is not None:  # apply a resize, which may be newer than `settings`
         new = with_resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
         settings = pack_settings(new)
     lost = known_lost_store(head, revision=link.follower.seen, settings=settings, host=link.host, now=link.store.time())
     if not part.settings.endpoint.has_successors:
-        lost = lost.replace(awaited=0)  # with one host there is one store, so no member can be at work in another
+        lost = lost.replace(awaited=0)  # wait for no members: with one host, none can be at work in another store
     before = part.known
     if before is None or before.store_id == link.store.store_id or lost.generation > before.lost.generation:
         part.known = LastKnownRun(link.store.store_id, lost)
@@ -68,7 +68,7 @@ async def carry_over_run(part: NodeState, link: StoreSession) -> None:
             for key, one in ((keys.lost_store, entry), (keys.round, round))
         ]
         if (await store.transact(when=unchanged, then=writes)).succeeded:
-            # Read once more: the answer comes after the events of this write, so the head lacks what it deleted.
+            # Read again before the return: when that answer arrives, the head has the events of this write.
             log.info(
                 "run %s, node %s: told the new store about the last one, up to round %d",
                 *(keys.run_id, part.node_id, lost.round),

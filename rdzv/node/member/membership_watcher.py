@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log: Final = make_logger(__name__)
 
-LOOK_AGAIN_AFTER = 1.0  # seconds from a check that raised an error to the next check
+LOOK_AGAIN_AFTER = 1.0  # seconds until a check that raised an error is repeated
 
 
 class MembershipWatcher:
@@ -132,7 +132,7 @@ class MembershipWatcher:
             record = part.arrival.record
             part.note_removal(link, f"this node is {ban}")
             if record is not None:
-                await self._delete_record(link, record)  # delete the record, in case the operator's deletion has failed
+                await self._delete_record(link, record)  # in case the operator's deletion has failed
         else:
             await self._end_if_record_gone(link)
 

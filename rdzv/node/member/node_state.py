@@ -171,7 +171,7 @@ class NodeState:
             self.listeners.notify()
 
     def keep_alive_note(self, away: bool) -> bytes:
-        """Return the note for the next keep-alive."""
+        """Return the note for the next keep-alive; `away`: the node has just reconnected."""
         self.on_keep_alive()
         return self.own_beats.note_to_send(self.membership, away=away)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 log: Final = make_logger(__name__)
 
 SAY_WAIT_AFTER = 1.5  # seconds of a member's wait in the round's store before its node logs the wait
-LOOKS_PER_LIMIT = 4  # checks per time limit: of a member without one yet, or already reported as quiet
+LOOKS_PER_LIMIT = 4  # checks per time limit of a member that has no limit yet, or was reported as quiet
 NOTES_PER_LIMIT = 3  # the fewest notes about a member's steps within a time limit
 
 

@@ -77,7 +77,7 @@ class Run:
             done = await self.store.transact(when=conditions, then=(put,), otherwise=(Get(self.keys.moving),))
             if done.succeeded:
                 return
-            if done.results[0] is not None:  # the node may have gone to the next store without reading this drain
+            if done.results[0] is not None:  # the nodes go to the next store, and may not read a drain here
                 raise RendezvousStateError(f"run {self.run_id}: {MOVES}; drain node {who} there, in a moment")
 
     async def resize(self, min_nodes: int | None = None, max_nodes: int | None = None, *, reason: str = "") -> Resized:
@@ -120,12 +120,12 @@ class Run:
         closed = Closed(reason=reason, by=self.by, **verdict)
         lease = lease or await get_or_grant_run_lease(self.store, self.keys, self.keep)
         result = await self.store.compare_and_set(self.keys.closed, closed.pack(), expected_revision=0, lease=lease)
-        await lease.keep_alive()  # renew the lease, as the run may have no node that does
+        await lease.keep_alive()  # the run may have no node that renews the lease
         assert result.entry is not None, "the run is closed, by this call or an earlier one"
         return Closed.of(result.entry.value)
 
     async def reopen(self) -> Closed | None:
-        """Open a closed run again; return the deleted closing."""
+        """Open a closed run again; return the deleted closing, or None."""
         entry = await self.store.get(self.keys.closed)
         if entry is None:
             return None
@@ -279,7 +279,7 @@ class Run:
         return None if entry is None else entry.value
 
     async def answer_operator(self, question: str, text: str) -> None:
-        """Answer an operator's question."""
+        """Answer an operator's question, given by its id."""
         await self.store.put(self.keys.operator_answers(question) + self.by, compress_answer(text), ttl=ANSWER_TTL)
 
     async def history(self) -> list[Chapter]:

@@ -269,7 +269,7 @@ async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
     """Return the entries of the nodes of all runs, by run, without values; raise Unsupported on etcd."""
     found: dict[Keys, list[Entry]] = {}
     for group in await store.groups():
-        # If a group of keys is one run, its nodes are under `nodes/`; if it has several runs, list all its keys.
+        # A group of one run has its nodes under `nodes/`; of a group of several runs, list all keys.
         entries = await store.list(f"{group.name}nodes/", keys_only=True)
         for entry in entries or await store.list(group.name, keys_only=True):
             root, _, node_id = entry.key.rpartition("/nodes/")

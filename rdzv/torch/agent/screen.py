@@ -34,7 +34,7 @@ log: Final = make_logger("rdzv.torch")
 WAITS_SILENTLY: Final = 3.0  # seconds that an agent waits for other nodes before it logs the reason
 SAYS_AGAIN_AFTER: Final = 30.0  # seconds until the same reason for a wait is logged again
 JOIN_WITHIN: Final = 1.0  # seconds to wait for the end of a logging thread
-COST_AFTER: Final = 1.0  # seconds from the round after a loss until the run's cost is logged
+COST_AFTER: Final = 1.0  # seconds from a round that lacks earlier members until rank 0 logs the use of the run's time
 
 
 class _LogFormatter(logging.Formatter):
@@ -72,7 +72,7 @@ class HandlerLog:
         self._has_warned = False
 
     def log_start(self, settings: Settings, node_id: str, *, host: str | None) -> None:
-        """Write the store's address and host (None: this process), and this node's name."""
+        """Write the store's address and host (None: this process; empty: unknown), and this node's name."""
         size = describe_size(settings.min_nodes or 0, settings.max_nodes or 0)
         serves = ", and serves the store" if host is None else f"; {host} serves the store" if host else ""
         log.info(

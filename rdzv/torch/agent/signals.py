@@ -49,7 +49,7 @@ class EndSignals:
                     signal.signal(number, self._handle)
 
     def handle_while_leaving(self, name: str) -> None:
-        """Handle further signals while the agent leaves; limit the time to leave unless the agent serves a store."""
+        """Handle further signals while the agent leaves; limit that time unless the agent serves a store."""
         self._start_exit_timer(signal.Signals[name])
         self.install(instead_of_others=True)
 

@@ -65,7 +65,7 @@ def _check_not_forked() -> None:
 
 
 class Connection:
-    """One connection to one member; `met` is called with each watch message's header, and may raise `StoreError`."""
+    """One connection to one member. `met` gets each watch message's header; its `StoreError` ends all watches."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Connection:
         return self._watches is not None and bool(self._watches.subscriptions)
 
     def has_subscription(self, subscription: Subscription) -> bool:
-        """Return whether these watches are of this connection's stream."""
+        """Return whether these watches are open on this connection's current stream."""
         return subscription.stream is self._watches
 
     def watch_stream(self, token: str | None) -> WatchStream:

@@ -1,4 +1,4 @@
-"""All watches of one client at one member, over one stream.
+"""All watches of one client at one etcd server, a member of the cluster, over one stream.
 
 A member opens watches in order. The answer to a rejected watch has no id, so it is for the first unanswered request.
 Messages for a slow reader are held, up to `HELD_BYTES_MAX`. Above this bound, the reader's watches are cancelled; the

@@ -1,7 +1,7 @@
 """The table of all accepted connections, over TCP, TLS and HTTP (promises S7, S8).
 
 A connection is a *stranger* until the server has received its hello, with the token if one is required. If there is no
-room for another stranger, the server closes strangers that were silent for a second, first those of the address with
+room for another stranger, the server closes those that sent no valid hello for a second, first at the address with
 most of them. New connections wait in the system's queue until there is room. If honest clients on busy machines
 need longer for their hello, all strangers get more time: closed clients would reconnect and add load.
 Each address but loopback has a limit on connections. Wrong tokens do not block an address: a whole office may share it.
@@ -32,7 +32,7 @@ YIELD_MOST = 8.0  # the most seconds of silence, however slow honest clients are
 LATELY = 30.0  # seconds for which a slow hello counts as recent
 HELLO_FACTOR = 6  # while honest clients are slow, a hello may take up to `handshake_timeout` times this
 STRANGERS_LEAST = 16  # the least limit on strangers, unless `handshakes_max` is lower
-CONNECTIONS_LEAST = 2  # the least limit: a node has a connection, and one for its round's store
+CONNECTIONS_LEAST = 2  # the least limit on connections: a node has one, and one for its round's store
 BESIDE_SHARE = 4  # at most one stranger in this many may be an HTTP connection
 SOON = 0.001  # seconds; a shorter timer may be below the clock's resolution
 RAW_BYTES = 64 * 1024
@@ -77,7 +77,7 @@ class ConnectionTable:
         self.set_max_connections(limits.connections_max)
 
     def set_max_connections(self, most: int) -> None:
-        """Limit connections to `most`, as each needs a file. Half, or `STRANGERS_LEAST` if more, may be strangers."""
+        """Limit connections to `most`, and strangers to half: at least `STRANGERS_LEAST`, at most `handshakes_max`."""
         self.connections_max: int = min(self.limits.connections_max, max(most, CONNECTIONS_LEAST))
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))
 
@@ -173,7 +173,7 @@ class ConnectionTable:
         return beside and sum(row.beside for row in self._strangers.values()) + coming >= share
 
     def _choose_victim(self, *, beside: bool) -> Closeable | None:
-        if not self._are_handshakes_full(0, beside=beside):  # there is room, so no stranger is closed
+        if not self._are_handshakes_full(0, beside=beside):
             return None
         among = len(self._strangers) < self._strangers_max  # only the HTTP share is full: close HTTP strangers
         silent_since = self.clock() - max(YIELD_AFTER, min(self._slow_handshake_seconds(), YIELD_MOST))

@@ -33,7 +33,7 @@ QUIET_FOR = 60.0  # seconds between log lines about a lack of files
 
 
 class TcpListener:
-    """Accepts connections on listening sockets until `close`; for `beside` see `ConnectionTable.register`."""
+    """Accepts connections on listening sockets until `close`; `beside`: HTTP connections, for pages or metrics."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class TcpListener:
 
 
 class EndWhenAlone:
-    """Lets the thread that ends a server wait until the server has no clients; then new clients are told to retry."""
+    """Lets the thread that ends a server wait until no client is left; new clients are then told to retry."""
 
     def __init__(self, alone: Callable[[], bool]) -> None:
         self._alone = alone
@@ -151,7 +151,7 @@ class EndWhenAlone:
             self._left.set()
 
     def reject_new_clients(self) -> None:
-        """From now on, reject new clients, and tell them that another host may take over."""
+        """Reject new clients from now on: another host may take over."""
         self.hands_over = True
 
     def wait_until_alone(self, within: float) -> bool:

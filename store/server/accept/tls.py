@@ -23,7 +23,7 @@ TLS_BYTES: Final = 24 * 1024  # memory of a connection's TLS, nearly all OpenSSL
 HANDSHAKE: Final = 0x16  # the type of a client's first record
 RECORD_BYTES: Final = 16 * 1024  # the most bytes of a decrypted record
 HANDSHAKE_BYTES: Final = 64 * 1024  # the most bytes of a client's handshake, certificates included
-SILENCE: Final = 3.0  # seconds within which a client with TLS sends its first byte
+SILENCE: Final = 3.0  # seconds, at most, until a client with TLS sends something
 HUNG_UP: Final = "it hung up in mid-handshake; it may not trust this server's certificate"
 
 _REASONS: Final = {
@@ -86,7 +86,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._table.limit_handshake(self, min(SILENCE, self._within / 2), says_nothing)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer's size is fixed
-        """Return the shared buffer."""
+        """Return the buffer that all connections share."""
         return self._table.raw
 
     def buffer_updated(self, nbytes: int) -> None:
