@@ -23,7 +23,7 @@ import anyio
 import store
 from benchmarks import support
 from rdzv.core.keys import Keys
-from rdzv.core.round import Member, Participant, Round, bucket_with_rank_of
+from rdzv.core.round import Member, Participant, Round, rank_bucket_number
 from rdzv.core.state import NodeRecord, Phase, Progress
 from rdzv.core.stuck.step_log import StepNote
 
@@ -48,7 +48,7 @@ async def write_run(client: store.Client, keys: Keys, nodes: int, lease: int) ->
     buckets = max(1, nodes // BUCKET)
     ranked: list[list[Member]] = [[] for _ in range(buckets)]
     for rank, name in enumerate(names):
-        ranked[bucket_with_rank_of(name, buckets)].append(Member(node_id=name, rank=rank, arrival=arrivals[name]))
+        ranked[rank_bucket_number(name, buckets)].append(Member(node_id=name, rank=rank, arrival=arrivals[name]))
     for bucket, members in enumerate(ranked):
         await client.put(keys.ranks(0, 1, bucket), Member.pack_all(members), lease=lease)
         roster = [Participant(node_id=one.node_id, rank=one.rank, address="10.0.0.1") for one in members]

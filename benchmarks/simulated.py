@@ -27,7 +27,7 @@ import anyio
 from benchmarks import support
 from benchmarks.support import ms
 from rdzv.config.settings import parse
-from rdzv.testing.machines import NODE_THREAD, Process, StoreMachine, World, make_client, make_handler
+from rdzv.testing.machines import NODE_THREAD, Process, StoreHost, World, make_client, make_node_handler
 from rdzv.testing.timeline import START
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def measure(nodes: int, *, seed: int = 1) -> list[Simulated]:
         TimeoutError: They have not met within five seconds of virtual time.
     """
     world = World(seed, latency=(0.0005, 0.002))
-    machine = StoreMachine(world, rng=random.Random(seed), durable=False)
+    machine = StoreHost(world, rng=random.Random(seed), durable=False)
     machine.start()
     handlers = [_handler(world, f"node-{number}", nodes) for number in range(nodes)]
     results: list[list[tuple[float, int, int]]] = [[], []]
@@ -80,7 +80,7 @@ def measure(nodes: int, *, seed: int = 1) -> list[Simulated]:
                 some.append((world.now, info.rank, info.world_size))
             await process.host.create_future()  # stay until the simulation ends
 
-    tasks = [process.host.start(node(process, handler), name=process.name) for process, handler in handlers]
+    tasks = [process.host.start_task(node(process, handler), name=process.name) for process, handler in handlers]
     measured = []
     try:
         for number, (which, some) in enumerate(zip(("first", "again"), results, strict=True)):
@@ -119,7 +119,7 @@ def _handler(world: World, name: str, nodes: int) -> tuple[Process, Handler]:
     """Return a node's process, and its unconnected handler."""
     process = Process(world, name, name, rng=random.Random(name))
     settings = parse(f"tcp://store/simulated?min_nodes={nodes}", {"node_id": name, "address": name}, {})
-    handler = make_handler(
+    handler = make_node_handler(
         process,
         settings,
         open_store=lambda: make_client(process, thread=NODE_THREAD, connect_timeout=settings.join_timeout),

@@ -75,9 +75,9 @@ def name_links(app: Sphinx, what: str, name: str, obj: object, options: object, 
 # ------------------------------------------------------------------------------------------ classes
 
 OF_THE_INSIDE = {
-    *("prepare", "check_was_left", "has_progressed", "gate", "life", "lags"),  # of a round
+    *("prepare", "require_left", "has_progressed", "gate", "life", "lags"),  # of a round
     *("all_here", "answer_operator", "call", "change_counts", "check_usable", "leaves_because", "node", "usable_node"),
-    *("note_failure", "num_nodes_changed", "open_blocking_store", "questions", "roster", "account"),
+    *("note_failure", "num_nodes_changed", "open_blocking_store", "questions", "roster", "status_and_cost"),
     *(
         "describe_gone_node",
         "draining",
@@ -88,7 +88,7 @@ OF_THE_INSIDE = {
         "open_blocking_shared_store",
         "store_loss",
     ),
-    *("Handler.closed", "Handler.membership", "Handler.spawn"),
+    *("Handler.run_closing", "Handler.membership", "Handler.spawn"),
     *("blocking", "end_calls", "end_waits", "without_wait_reports", "reopened"),
     *("ignoring_losses", "Lent.lease", "Lent.fence", "prefix", "of_round", "TorchStore.end"),
     *(
@@ -97,7 +97,7 @@ OF_THE_INSIDE = {
         "send_ping",
         "awaits_answer",
         "cap_retry_pauses",
-        "end_addresses",
+        "socket_addresses",
         "fail",
         "fail_over",
         "failure",
@@ -112,7 +112,7 @@ OF_THE_INSIDE = {
         "handle_bytes",
         "seek_successor",
     ),
-    *("observed_address", "server", "notify_connection_change", "tells_causes", "figure_by_limit", "memory_kept_back"),
+    *("observed_address", "server", "notify_connection_change", "tells_causes", "figure_by_limit", "memory_reserve"),
     *("Server.start", "Server.shut_down", "figures", "protocol", "add_request_callback", "end_when_alone", "table"),
     *("HeldLease.keep", "HeldLease.release", "renew_now", "kept", "valid_until", "task"),
     *("Cluster.end", "joined", "say", "has_let_go", "sources", "ClusterNode.start"),

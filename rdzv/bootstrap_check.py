@@ -62,8 +62,8 @@ def judge_reach(why: str, missing: Collection[int], *, size: int, needed: int, a
     return ReachVerdict(why=why)
 
 
-async def check_reachability(
-    round: Round, rank: int, read_names: Callable[[Collection[int]], Awaitable[list[str]]]
+async def check_rank0_reach(
+    round: Round, rank: int, read_member_names: Callable[[Collection[int]], Awaitable[list[str]]]
 ) -> tuple[str, list[int]]:
     """Check that members reach rank 0; return the problem in words, or "", and, on rank 0, the missing ranks."""
     at = f"{round.host}:{round.port}"
@@ -71,13 +71,13 @@ async def check_reachability(
         problem = await find_rank0_problem(round, rank)
         return problem and f"rank 0 at {at}: {problem}", []
     try:
-        missing = await wait_for_other_ranks(round)
+        missing = await accept_other_ranks(round)
     except OSError as error:
         return f"rank 0 cannot listen at {at}: {error.strerror or error}", []
     if not missing:
         return "", []
     more = f" and {len(missing) - UNREACHED_NAMED} more" if len(missing) > UNREACHED_NAMED else ""
-    who = " and ".join(await read_names(missing[:UNREACHED_NAMED]))
+    who = " and ".join(await read_member_names(missing[:UNREACHED_NAMED]))
     return f"{who}{more} did not come to {at} within {WITHIN:g} s", missing
 
 
@@ -95,14 +95,14 @@ async def is_host_reachable(host: str, port: int) -> bool:
     return False
 
 
-async def wait_for_other_ranks(round: Round) -> list[int]:
+async def accept_other_ranks(round: Round) -> list[int]:
     """Listen as rank 0 for `WITHIN`, or until all connect; return the missing ranks. OSError if the port is in use."""
     missing = set(range(1, round.size))
     complete, told = asyncio.Event(), asyncio.Event()
     untold = set(missing)
     writers: list[asyncio.StreamWriter] = []
 
-    async def greet_member(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_member(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
         with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             revision, rank = map(int, (await reader.readuntil()).split())
@@ -122,7 +122,7 @@ async def wait_for_other_ranks(round: Round) -> list[int]:
                 told.set()
 
     servers = [
-        await asyncio.start_server(greet_member, sock=sock, limit=LINE_BYTES_MOST) for sock in listen_on("", round.port)
+        await asyncio.start_server(serve_member, sock=sock, limit=LINE_BYTES_MOST) for sock in listen_on("", round.port)
     ]
     try:
         with anyio.move_on_after(WITHIN):
@@ -138,7 +138,7 @@ async def wait_for_other_ranks(round: Round) -> list[int]:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_TIME_WAIT)
             writer.transport.abort()
-        complete.set()  # end the tasks of `greet_member` that still wait
+        complete.set()  # end the tasks of `serve_member` that still wait
     return sorted(missing)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 log: Final = make_logger(__name__)
 
 
-class Listener(Protocol):
+class ChangeListener(Protocol):
     """An object notified of changes."""
 
     def notify(self) -> None:
@@ -21,7 +21,7 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """A group of listeners notified together; a group is itself a `Listener`, so it may be in another group.
+    """A group of listeners notified together; a group is itself a `ChangeListener`, so it may be in another group.
 
     A listener reads the state itself, once after it was added and again at each notification, so it misses no change.
     Any thread may add, remove and notify listeners: each access to their table is atomic in Python. There is no
@@ -29,7 +29,7 @@ class Listeners:
     """
 
     def __init__(self) -> None:
-        self._listeners: dict[Listener, Listener] = {}
+        self._listeners: dict[ChangeListener, ChangeListener] = {}
 
     def notify(self) -> None:
         """Notify all listeners, in this thread. A listener's error is logged, and the others are still notified."""
@@ -40,7 +40,7 @@ class Listeners:
                 log.exception("a listener has failed: %r", listener)
 
     @contextlib.contextmanager
-    def subscribed(self, listener: Listener) -> Iterator[None]:
+    def subscribed(self, listener: ChangeListener) -> Iterator[None]:
         """Notify the listener of changes during the context."""
         self.add(listener)
         try:
@@ -48,10 +48,10 @@ class Listeners:
         finally:
             self.remove(listener)
 
-    def add(self, listener: Listener) -> None:
+    def add(self, listener: ChangeListener) -> None:
         """Notify the listener of changes from now on."""
         self._listeners[listener] = listener
 
-    def remove(self, listener: Listener) -> bool:
+    def remove(self, listener: ChangeListener) -> bool:
         """Stop notifying the listener; of several concurrent calls, return True in the one that has removed it."""
         return self._listeners.pop(listener, None) is not None

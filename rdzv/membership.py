@@ -149,7 +149,7 @@ class Membership:
         if self.over is not None:
             return
         self.head = head
-        stop, gate, progress, later = head.stop, self.gate, self.progress, head.round
+        stop, gate, progress, later = head.stop, self.gate, self.coordinator_report, head.round
         why = None if progress is None else dict(progress.why_lost).get(self.node_id)
         if progress is not None and (why is not None or self.node_id in progress.lost_ids):
             self.record_gone, self.expelled = True, why is not None
@@ -163,7 +163,7 @@ class Membership:
         self.listeners.notify()
 
     @property
-    def progress(self) -> Progress | None:
+    def coordinator_report(self) -> Progress | None:
         """The coordinator's last report on this round; None before the first, and once it reports on a later round."""
         progress = self.head.progress
         return progress if progress is not None and progress.round == self.round.number else None
@@ -185,13 +185,13 @@ class Membership:
 
     def call_when_over(self, callback: Callable[[str], object]) -> None:
         """Call back once, with the reason, as soon as the membership is over. Thread-safe."""
-        self.call_once(lambda: self.over, callback)
+        self.notify_once(lambda: self.over, callback)
 
-    def call_when_lost(self, callback: Callable[[tuple[str, ...]], object]) -> None:
+    def call_on_member_loss(self, callback: Callable[[tuple[str, ...]], object]) -> None:
         """Call back once, with the known ids, as soon as members have died."""
-        self.call_once(lambda: self.lost_ids or None, callback)
+        self.notify_once(lambda: self.lost_ids or None, callback)
 
-    def call_once(self, news: Callable[[], T | None], callback: Callable[[T], object]) -> None:
+    def notify_once(self, news: Callable[[], T | None], callback: Callable[[T], object]) -> None:
         """Call back once, with the result of `news`, as soon as that is not None."""
         once = _OneTimeListener(self.listeners, news, callback)
         self.listeners.add(once)

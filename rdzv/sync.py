@@ -54,7 +54,7 @@ class _SyncConnectContext(contextlib.AbstractContextManager[Handler]):
         if self._used:
             raise RendezvousStateError("rdzv.sync.connect(...) is entered once; call it again for another node")
         self._used = True
-        inner = builtin.create_handler(self._url, self._overrides, blocking=True)
+        inner = builtin.handler_for_url(self._url, self._overrides, blocking=True)
         handler = Handler(inner, inner.node.loop if isinstance(inner, AsyncHandler) else NodeThread())
         try:
             handler.connect()

@@ -91,7 +91,7 @@ def _as_keys(keys: Iterable[str]) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _existing(entries: Iterable[Entry | None]) -> list[Entry]:
+def _drop_none(entries: Iterable[Entry | None]) -> list[Entry]:
     return [entry for entry in entries if entry is not None]
 
 
@@ -167,7 +167,7 @@ class Calls(ABC):
 
     async def list(self, prefix: str, *, keys_only: bool = False, timeout: float | None = None) -> Entries:
         """Return the entries of all keys that start with `prefix`, sorted; `keys_only` leaves their values empty."""
-        return _existing((await self.call(messages.List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
+        return _drop_none((await self.call(messages.List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
 
     async def count(self, prefix: str, *, timeout: float | None = None) -> int:
         """Count the keys that start with `prefix`."""
@@ -266,7 +266,7 @@ class Calls(ABC):
 
     async def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:
         """Wait until all keys exist, and return their entries; raise `ConditionFailed` once a condition is false."""
-        return _existing(
+        return _drop_none(
             (await self.call(_with_conditions(messages.Wait(keys=_as_keys(keys)), when), timeout=timeout)).entries
         )
 

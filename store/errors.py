@@ -56,7 +56,7 @@ class Unsupported(StoreError):
     """The server is of an older release, and does not know this request, or a part of it."""
 
 
-class WaitEnded(StoreError):
+class WaitEndedError(StoreError):
     """The client ended the wait (`BlockingStore.end_waits`); nothing was changed."""
 
 

@@ -120,7 +120,7 @@ class Store(NotPicklable, Calls):
         return None
 
     @property
-    def end_addresses(self) -> tuple[str, str] | None:
+    def socket_addresses(self) -> tuple[str, str] | None:
         """The addresses of both ends of the connection, this client's first, as this machine sees them."""
         return None
 
@@ -191,7 +191,7 @@ class BlockingStore(NotPicklable, BlockingCalls):
 
     @abstractmethod
     def end_waits(self) -> None:
-        """Make every present and later wait raise `WaitEnded`."""
+        """Make every present and later wait raise `WaitEndedError`."""
 
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingKeptLease:
         """Return a lease that a thread renews during `with`."""

@@ -24,7 +24,7 @@ from store.calls import BlockingAsAsync, Lease, run_synchronously
 from store.errors import ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError
 from store.messages import NOTE_BYTES_MAX
 from store.net.process import process_identity
-from store.net.tasks import RepeatedCancel, cancel_and_wait, run_shielded, run_together
+from store.net.tasks import RepeatedCancel, cancel_and_wait, run_shielded, run_to_completion
 from store.net.threads import Flag
 
 if TYPE_CHECKING:
@@ -142,11 +142,11 @@ class KeptLeases:
 
     async def release_all(self) -> None:
         """Release all leases concurrently: an unreachable store costs one timeout."""
-        await run_together(*(lease.release() for lease in self.kept))
+        await run_to_completion(*(lease.release() for lease in self.kept))
 
     def add_lease(self, lease: HeldLease) -> None:
         """Add a lease, which its own task renews."""
-        self.note_answer()
+        self.end_silence()
         self.kept[lease] = None
 
     def remove_lease(self, lease: HeldLease) -> bool:
@@ -154,7 +154,7 @@ class KeptLeases:
         was_kept = lease in self.kept
         self.kept.pop(lease, None)
         if not self.kept:
-            self.note_answer()
+            self.end_silence()
         return was_kept
 
     def note_keep_alive_sent(self, sent_at: float) -> None:
@@ -162,7 +162,7 @@ class KeptLeases:
         if self._silence is None and self.on_silence is not None:
             self._silence = asyncio.get_running_loop().call_later(UNANSWERED, self.on_silence, sent_at)
 
-    def note_answer(self) -> None:
+    def end_silence(self) -> None:
         """Note an answer of the store."""
         if self._silence is not None:
             self._silence.cancel()
@@ -254,17 +254,17 @@ class HeldLease:
             self._wanted = False
             if sent_at < belief.until:
                 try:
-                    said = _try_make_note(note, sent_at - belief.renewed_at > renew_every + LATE)
+                    said = _note_or_empty(note, sent_at - belief.renewed_at > renew_every + LATE)
                     keeping.note_keep_alive_sent(sent_at)
                     await self._lease.keep_alive(note=said, timeout=max(belief.until - sent_at, 0.001))
-                    keeping.note_answer()
+                    keeping.end_silence()
                     belief.note_renewal(sent_at, slept, cut_before=now())
                     # Count the pause from the sending of the keep-alive: a lost connection may have delayed the answer.
                     pause = max(sent_at + renew_every - now(), 0.0)
                     if self._wanted:  # `renew_now` was called since the sending, for a newer note
                         pause = 0.0
                 except LeaseNotFound:
-                    keeping.note_answer()
+                    keeping.end_silence()
                     self._report_loss(LAPSED)
                 except Exception as error:  # noqa: BLE001 - retry after any error, until the lease is lost
                     pause = _log_failed_renewal(error, self._lease)  # a new connection ends the pause
@@ -494,7 +494,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
             _raise_if_lease_lost(self.id, lost)
 
 
-def _try_make_note(note: NoteOf | None, away: bool) -> bytes:
+def _note_or_empty(note: NoteOf | None, away: bool) -> bytes:
     try:
         said = b"" if note is None else note(away)
     except Exception:

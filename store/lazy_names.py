@@ -37,7 +37,7 @@ def lazy_names(
         vars(sys.modules[package])[name] = loaded
         return loaded
 
-    def names() -> list[str]:
+    def names_for_dir() -> list[str]:
         return sorted({*vars(sys.modules[package]), *home_of})
 
-    return load_name, names, sorted(home_of)
+    return load_name, names_for_dir, sorted(home_of)

@@ -120,7 +120,7 @@ class Limits:
         return 2 * self.connections_max
 
     @property
-    def memory_kept_back(self) -> int:
+    def memory_reserve(self) -> int:
         """The part of `memory_bytes_max` that is reserved for one slow reader and one large request."""
         return self.outbox_bytes_max + self.frame_bytes_max
 
@@ -129,7 +129,7 @@ class Limits:
             value = getattr(self, limit.name)
             if not 0 < value < math.inf:
                 raise ValueError(f"the limit {limit.name} is {value!r}; it must be above 0, and finite")
-        held_back, value = self.memory_kept_back + self.history_bytes_max, self.value_bytes_max + 4 * KIB
+        held_back, value = self.memory_reserve + self.history_bytes_max, self.value_bytes_max + 4 * KIB
         all_three = "one outbox_bytes_max, frame_bytes_max and history_bytes_max"
         for name, least, enough, for_what in (
             ("frame_bytes_max", value, value, "one value of value_bytes_max and what goes with it"),

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from store import errors
-from store.records import Record, Unfit, brief
+from store.records import Record, UnfitError, brief
 
 CHOSEN_LEASE_LEAST = 2**62  # the least lease id that a client may choose; ids that a server chooses are below
 GONE_TTL = 0.1  # seconds that a lease outlives its process; a living process reconnects in a few ms
@@ -106,7 +106,7 @@ class Condition(Record, kw_only=True):
     target: Target
     expected: int | bytes | bool
 
-    def field_error(self) -> str | None:
+    def why_invalid(self) -> str | None:
         """Return an error if the key is empty, or `expected` has another type than the target."""
         if not self.key:
             return "has no key; a key has at least one character"
@@ -240,7 +240,7 @@ class KeyGroup(Record, kw_only=True):
     age: float
 
 
-class GroupPage(Response, code=79, kw_only=True):
+class KeyGroupsPage(Response, code=79, kw_only=True):
     """Some groups of keys by name, and whether more follow."""
 
     groups: tuple[KeyGroup, ...]
@@ -416,7 +416,7 @@ class CompareAndSet(Request[CompareAndSetResult], code=10, kw_only=True):
     ttl: float | None = None
     lease: int | None = None
 
-    def field_error(self) -> str | None:
+    def why_invalid(self) -> str | None:
         """Return an error unless exactly one expectation is given."""
         if (self.expected_revision is None) == (self.expected_value is None):
             return f"of {brief(self.key)} takes exactly one of expected_revision and expected_value"
@@ -506,7 +506,7 @@ class Stats(Request[Figures], code=21, kw_only=True):
     """Read the server's counters."""
 
 
-class ListGroups(Request[GroupPage], code=22, kw_only=True):
+class ListGroups(Request[KeyGroupsPage], code=22, kw_only=True):
     """List the groups of keys whose names sort after `after`."""
 
     after: str
@@ -525,7 +525,7 @@ class TooLargeRequest(Request[Failed]):
     elements_max: int
 
 
-class UnknownRequest(Request[Failed]):
+class UndecodableRequest(Request[Failed]):
     """Stands for a request that this release does not know, in whole or in part."""
 
     what: str
@@ -544,7 +544,7 @@ def validate_request(request: Request[Any]) -> Request[Any]:
         raise errors.StoreUsageError(f"{brief(request)} is no request")
     try:
         return type(request).read(request)
-    except Unfit as error:
+    except UnfitError as error:
         raise errors.StoreUsageError(str(error)) from None
 
 

@@ -16,7 +16,7 @@ not mix their kinds in `==`, sets or keys.
 - An `IntEnum` takes a member's number; an unknown number becomes `OTHER`, if defined. A `Literal` takes any text.
 - A `StrEnum` takes a member's word; its `_missing_` converts unknown words.
 - The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes what Y takes;
-  `Annotated[str, ConvertedText(f)]` takes a text, which becomes f(text).
+  `Annotated[str, ConvertedTextKind(f)]` takes a text, which becomes f(text).
 - A field missing at the end has its default, and extra fields (of a later release) are ignored. So a new field goes to
   the end of its record, with a default.
 """
@@ -55,16 +55,16 @@ _new: Any = tuple.__new__
 _ROW = namedtuple("_ROW", [f"at_{place}" for place in range(64)])  # type: ignore[misc]  # accessors written in C
 
 
-class Unfit(ValueError):
+class UnfitError(ValueError):
     """A value does not fit its field; the message names the field."""
 
 
-class UnknownValue(Unfit):
+class UnknownValueError(UnfitError):
     """A number or a word that only a later release knows."""
 
 
-class _WrongType(Unfit):
-    """A value is not of the expected type. The caller, which knows the field's name, raises `Unfit` instead."""
+class _WrongType(UnfitError):
+    """A value is not of the expected type. The caller, which knows the field's name, raises `UnfitError` instead."""
 
 
 def brief(value: object) -> str:
@@ -91,8 +91,8 @@ class _FieldKind:
         return self.read(value)
 
 
-class ConvertedText(_FieldKind):
-    """A text that is converted when sent and read: `Annotated[str, ConvertedText(shorten)]`."""
+class ConvertedTextKind(_FieldKind):
+    """A text that is converted when sent and read: `Annotated[str, ConvertedTextKind(shorten)]`."""
 
     def __init__(self, change: Callable[[str], str]) -> None:
         super().__init__(self._read_value)
@@ -160,7 +160,7 @@ def _int_enum_kind(type_: type[IntEnum]) -> _FieldKind:
             raise _WrongType
         member = members.get(value, other)
         if member is None:
-            raise UnknownValue(f"{type_.__name__.lower()} {int(value)}")
+            raise UnknownValueError(f"{type_.__name__.lower()} {int(value)}")
         return member
 
     return _FieldKind(read_value, (type_,))
@@ -173,7 +173,7 @@ def _text_enum_kind(type_: type[StrEnum]) -> _FieldKind:
         try:
             return type_(value)
         except ValueError:
-            raise UnknownValue(f"{type_.__name__.lower()} {brief(value)}") from None
+            raise UnknownValueError(f"{type_.__name__.lower()} {brief(value)}") from None
 
     return _FieldKind(read_value, (type_,))
 
@@ -243,7 +243,7 @@ class UnionKind(_FieldKind):
             raise _WrongType(f"{brief(value)} does not begin with a code")
         record = self._by_code.get(code)
         if record is None:
-            raise UnknownValue(f"request {code}")
+            raise UnknownValueError(f"request {code}")
         return record
 
     def _read_value(self, value: Any) -> Any:
@@ -272,7 +272,7 @@ class _RecordFields:
     def __init__(self, record: Any) -> None:
         self._record = record
         self._length = len(record.fields) + (record.code is not None)
-        checks = hasattr(record, "field_error")
+        checks = hasattr(record, "why_invalid")
         self._make: Callable[[Any], Any] = self._make_checked if checks else functools.partial(_new, record)
         # Maps the types of all fields to the function that makes such a record: one lookup per record is fast.
         self._makers: dict[tuple[type, ...], Callable[[Any], Any]] = {}
@@ -321,19 +321,19 @@ class _RecordFields:
         if len(values) < self._length:
             missing = [name for name, _ in self._fields[len(values) :]]
             if any(name not in self._record.defaults for name in missing):
-                raise Unfit(f"{self._record.__name__} has {self._length} fields, not {len(values)}")
+                raise UnfitError(f"{self._record.__name__} has {self._length} fields, not {len(values)}")
             values += [self._record.defaults[name] for name in missing]
         return self._make(values[: self._length])
 
     def _make_checked(self, values: Any) -> Any:
         made = _new(self._record, values)
-        if (why := made.field_error()) is not None:
-            raise Unfit(f"{self._record.__name__} {why}")
+        if (why := made.why_invalid()) is not None:
+            raise UnfitError(f"{self._record.__name__} {why}")
         return made
 
-    def _bad_value_error(self, name: str, value: Any) -> Unfit:
+    def _bad_value_error(self, name: str, value: Any) -> UnfitError:
         given = f"[{', '.join(map(brief, value[:4]))}]" if isinstance(value, _ARRAYS) else brief(value)
-        return Unfit(f"{self._record.__name__} cannot have {name}={given}")
+        return UnfitError(f"{self._record.__name__} cannot have {name}={given}")
 
 
 @dataclass_transform(frozen_default=True)
@@ -361,7 +361,7 @@ class RecordMetaclass(type):
 
     def __dir__(cls) -> list[str]:
         """Return the names that callers use, without the methods that read, check and pack records."""
-        machinery = {"field_error"}
+        machinery = {"why_invalid"}
         for base in cls.__mro__:
             if isinstance(base, RecordMetaclass) and not cast("type[Record]", base).fields:
                 machinery |= vars(base).keys()
@@ -385,13 +385,13 @@ class Record(_Base, metaclass=RecordMetaclass):
 
         @classmethod
         def read(cls: type[R], values: object) -> R:
-            """Make a record of a received tuple, which begins with the code, if any. Raise `Unfit`."""
+            """Make a record of a received tuple, which begins with the code, if any. Raise `UnfitError`."""
 
         @classmethod
         def read_in_steps(cls: type[R], values: object) -> Steps[R]:
             """Do the same as `read`, with a pause after each thousand elements of an array."""
 
-        def field_error(self) -> str | None:
+        def why_invalid(self) -> str | None:
             """Return an error if the fields do not fit together; subclasses may define this."""
 
     else:
@@ -407,7 +407,7 @@ class Record(_Base, metaclass=RecordMetaclass):
             raise AttributeError("index")
 
     def check(self: R) -> R:
-        """Return a copy whose values have exactly the fields' types, as a receiver reads it. Raise `Unfit`."""
+        """Return a copy whose values have exactly the fields' types, as a receiver reads it. Raise `UnfitError`."""
         return type(self).read(self)
 
     def replace(self: R, **changes: object) -> R:

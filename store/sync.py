@@ -12,7 +12,7 @@ from store.connecting import checked_token_bytes, is_etcd_url
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Ping
 from store.net.address import Address
-from store.net.threads import HeldContext, LoopThread
+from store.net.threads import ContextInThread, LoopThread
 from store.recipes import blocking as recipes
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Serving(contextlib.AbstractContextManager["Server"]):
     def __enter__(self) -> Server:
         self._thread = LoopThread("store", last=True)
         try:
-            self._held = HeldContext(self._thread, self._serving)
+            self._held = ContextInThread(self._thread, self._serving)
             return self._held.__enter__()
         except BaseException:
             self._thread.stop()
@@ -97,7 +97,7 @@ class Serving(contextlib.AbstractContextManager["Server"]):
 
     def enter_in_loop(self, context: contextlib.AbstractAsyncContextManager[T]) -> contextlib.AbstractContextManager[T]:
         """Return a context that is entered in the server's thread; leave the context before the server ends."""
-        return HeldContext(self._thread, context)
+        return ContextInThread(self._thread, context)
 
     def __exit__(self, *how: Any) -> None:
         if self._pid != os.getpid():

@@ -542,7 +542,7 @@ def untyped(tree: ast.Module) -> Iterator[ast.stmt]:
 
 def _makes_a_twin(value: ast.expr) -> bool:
     """Return True if this makes a blocking function from an awaited one, whose signature it keeps."""
-    return isinstance(value, ast.Call) and ast.unparse(value.func) in {"_make_blocking", "verb_from_run"}
+    return isinstance(value, ast.Call) and ast.unparse(value.func) in {"_make_blocking", "run_method_as_verb"}
 
 
 def _makes_untyped(node: ast.AST, declared: set[str]) -> TypeGuard[ast.Assign]:

@@ -103,7 +103,7 @@ ONE_TWIN_ONLY = {
     "Client": (
         "aclose close interrupt connected durable lease_ttl_max "  # a blocking client connects at its first call
         "abandon_request start_request send_ping is_pending cap_retry_pauses send_and_forget check_usable "
-        "end_addresses fail fail_over failure last_problem set_writable has_met_store on_connection_change "
+        "socket_addresses fail fail_over failure last_problem set_writable has_met_store on_connection_change "
         "handle_bytes observed_address server notify_connection_change tells_causes end_waits"
     ),
     "Watch": "close",  # from another thread; the awaited twin's task is cancelled
@@ -133,7 +133,7 @@ SHOWN = {
     "store.Client": "put get compare_and_set transact watch kept_lease grant wait",
     "store.Server": "url port",
 }
-HIDDEN = {"all_here", "check_was_left", "gate", "read_in_steps", "open_blocking_store", "so_far", "Node", "send_ping"}
+HIDDEN = {"all_here", "require_left", "gate", "read_in_steps", "open_blocking_store", "so_far", "Node", "send_ping"}
 
 
 async def test_a_page_shows_inherited_members_and_no_internals(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ _record("settings", pack_settings(_SETTINGS), unpack_settings, _SETTINGS)
 def _frames() -> list[bytes]:
     frames = [wire.encode_request(number, 0, request) for number, request in enumerate(REQUESTS, 1)]
     frames += [wire.encode_response(number, response) for number, response in enumerate(RESPONSES, 1)]
-    shared = b"".join(wire.encode_in_chunks(RESPONSES[2]))
+    shared = b"".join(wire.encode_shared_body(RESPONSES[2]))
     events = wire.encode_events(EVENTS)
     frames += [wire.events_head(9, len(events)) + events, wire.response_head(9, len(shared)) + shared]
     return frames

@@ -21,7 +21,7 @@ from aiohttp import web
 from rdzv.core.absent import Missing
 from rdzv.core.history import Chapter, History, Incident
 from rdzv.core.live.changes import report_for_page, server_sent_event, summary_of, without_jitter
-from rdzv.core.report import RunStatus, account, status_json
+from rdzv.core.report import RunStatus, run_cost, status_json
 from rdzv.core.round import Participant
 from rdzv.core.state import Ban, Closed, Phase
 from rdzv.core.stuck.pace import StepOf
@@ -310,7 +310,7 @@ class Played:
                 status, history = self._status(run_id)
             except (KeyError, ValueError):
                 continue
-            full, cost = status_json(status), account(run_id, history, now=status.now, waited=status.waited)
+            full, cost = status_json(status), run_cost(run_id, history, now=status.now, waited=status.waited)
             if run_id == chosen:
                 happened = sum(1 + len(one.incidents) for one in history.chapters)
                 told = report_for_page(full) | {"happened": happened, "cost": cost.as_json()}
@@ -331,7 +331,7 @@ class Played:
         status, history = self._status(run_id)
         if request.match_info["what"] == "timeline":
             return web.json_response(timeline(run_id, history, now=status.now))
-        return web.json_response(history_as_json(run_id, history, account(run_id, history, now=status.now)))
+        return web.json_response(history_as_json(run_id, history, run_cost(run_id, history, now=status.now)))
 
     async def _stream_events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

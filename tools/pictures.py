@@ -33,7 +33,7 @@ import anyio
 import rdzv
 import store
 from rdzv.core.history import Chapter, History, Incident
-from rdzv.core.report import account
+from rdzv.core.report import run_cost
 from rdzv.display.history import timeline
 from rdzv.display.pages import timeline_page
 from tools import stamps
@@ -81,7 +81,7 @@ def story(nodes: int, rounds: int) -> History:
 def write_timeline(path: Path, nodes: int, rounds: int) -> None:
     """Write the page of a timeline."""
     history = story(nodes, rounds)
-    path.write_text(timeline_page(timeline("job-7", history), account("job-7", history)), encoding="utf-8")
+    path.write_text(timeline_page(timeline("job-7", history), run_cost("job-7", history)), encoding="utf-8")
 
 
 DRAWN = """new Promise((done) => {

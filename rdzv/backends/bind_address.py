@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from rdzv.errors import RendezvousConnectionError
 from store.limits import is_loopback
-from store.net.dialing import shortage_here
+from store.net.dialing import shortage_text
 from store.printable import make_logger, short_names
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class PortTakenError(RendezvousConnectionError):
     """Another process on this machine listens at the port."""
 
 
-class CannotProbeError(RendezvousConnectionError):
+class NoProbeSocketError(RendezvousConnectionError):
     """This machine lacks a port or file descriptor to check which addresses accept, perhaps temporarily."""
 
 
@@ -73,7 +73,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     ours, others = split_own_addresses(host, port)
     if not ours and not insist:
         raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
-    with contextlib.suppress(CannotProbeError):  # the server's own listening then fails, too
+    with contextlib.suppress(NoProbeSocketError):  # the server's own listening then fails, too
         if find_accepting_targets(ours):
             raise OSError(errno.EADDRINUSE, "the port is already in use")
     if not ours and not may_be_open:
@@ -137,24 +137,24 @@ def find_accepting_targets(targets: Sequence[Target], *, listen_on: int | None =
 
     With `listen_on`, listen at that port, and return only the targets whose connections arrive here, with a
     random token. A client of the store that connects during this check is disconnected, and retries. Raise
-    `CannotProbeError` if this machine lacks resources, as that says nothing about a target.
+    `NoProbeSocketError` if this machine lacks resources, as that says nothing about a target.
     """
     word, reached = secrets.token_bytes(TOKEN_BYTES), set[int]()
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
 
-        def add_to_selector(sock: socket.socket, event: int, what: object) -> None:
+        def watch_socket(sock: socket.socket, event: int, what: object) -> None:
             sock.setblocking(False)
             selector.register(stack.enter_context(sock), event, what)
 
         for family in {family for family, _ in targets} if listen_on is not None else ():
             listener = socket.create_server(("", listen_on), family=family, backlog=len(targets) + 8)
-            add_to_selector(listener, selectors.EVENT_READ, "listener")
+            watch_socket(listener, selectors.EVENT_READ, "listener")
         dialled = set[int]()
         for number, (family, address) in enumerate(targets):
             try:
                 sock = socket.socket(family, socket.SOCK_STREAM)
-                add_to_selector(sock, selectors.EVENT_WRITE, number)
+                watch_socket(sock, selectors.EVENT_WRITE, number)
                 with contextlib.suppress(BlockingIOError):
                     sock.connect(address)
                 dialled.add(number)
@@ -167,13 +167,13 @@ def find_accepting_targets(targets: Sequence[Target], *, listen_on: int | None =
                 sock = cast("socket.socket", key.fileobj)
                 if what == "listener":
                     try:
-                        add_to_selector(sock.accept()[0], selectors.EVENT_READ, "caller")
+                        watch_socket(sock.accept()[0], selectors.EVENT_READ, "caller")
                     except OSError as error:  # the peer has disconnected
                         _raise_if_out_of_resources(error)
                     continue
                 selector.unregister(sock)
                 if what == "caller":
-                    arrived = _read_target_number(word, sock)
+                    arrived = _read_probe_target(word, sock)
                     reached |= arrived & dialled
                     dialled -= arrived
                 elif sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -188,11 +188,11 @@ def find_accepting_targets(targets: Sequence[Target], *, listen_on: int | None =
 
 
 def _raise_if_out_of_resources(error: OSError) -> None:
-    if lack := shortage_here(error):
-        raise CannotProbeError(f"this machine cannot ask where the store is: {lack}") from error
+    if lack := shortage_text(error):
+        raise NoProbeSocketError(f"this machine cannot ask where the store is: {lack}") from error
 
 
-def _read_target_number(word: bytes, sock: socket.socket) -> set[int]:
+def _read_probe_target(word: bytes, sock: socket.socket) -> set[int]:
     """Read the random `word` and a target's number; return that number; an empty set from a foreign connection."""
     with contextlib.suppress(OSError):
         got = sock.recv(TOKEN_BYTES + 2)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 import store.sync
-from rdzv.backends.credentials import Credentials, resolve_file_settings
+from rdzv.backends.credentials import Credentials, with_full_paths
 from rdzv.backends.host_queries import MultiHostDial, wait_for_serving_host
 from rdzv.backends.hosting import CALL_TIMEOUT, OneHostStarter
 from rdzv.backends.monitoring import make_metrics_starter
@@ -76,7 +76,7 @@ class HandlerToEnter:
         if self._used:
             raise RendezvousStateError("rdzv.connect(...) is entered or awaited once; call it again for another node")
         self._used = True
-        handler = await create_handler(self._url, self._overrides).__aenter__()
+        handler = await handler_for_url(self._url, self._overrides).__aenter__()
         self._handler = cast("Handler", handler)  # a registered backend's handler may be of another class
         return self._handler
 
@@ -101,10 +101,10 @@ class HandlerToEnter:
 
 
 maker_of_handlers: ContextVar[Callable[..., RendezvousHandler] | None] = ContextVar("maker_of_handlers", default=None)
-"""If set, `create_handler` calls this function instead of a backend; `rdzv.testing` sets it in its nodes."""
+"""If set, `handler_for_url` calls this function instead of a backend; `rdzv.testing` sets it in its nodes."""
 
 
-def create_handler(url: str, overrides: Mapping[str, Any], *, blocking: bool = False) -> RendezvousHandler:
+def handler_for_url(url: str, overrides: Mapping[str, Any], *, blocking: bool = False) -> RendezvousHandler:
     """Return an unconnected handler of the URL's backend."""
     maker = maker_of_handlers.get()
     if maker is not None:
@@ -112,10 +112,10 @@ def create_handler(url: str, overrides: Mapping[str, Any], *, blocking: bool = F
     return rendezvous_handler_registry.create_handler(RendezvousParameters.from_url(url, overrides))
 
 
-def create_tcp(parameters: RendezvousParameters) -> Handler:
+def create_tcp_handler(parameters: RendezvousParameters) -> Handler:
     """Return a handler over a TCP store, which this process may host."""
-    way = _TcpConnector(resolve_file_settings(parse(parameters.url, parameters.overrides, os.environ)))
-    return Handler(way.node, open_store=way.client, open_blocking_store=way.blocking_client)
+    way = _TcpConnector(with_full_paths(parse(parameters.url, parameters.overrides, os.environ)))
+    return Handler(way.node, open_store=way.new_client, open_blocking_store=way.blocking_client)
 
 
 def make_client(settings: Settings, credentials: Credentials, **options: Any) -> ClientToEnter:
@@ -179,7 +179,7 @@ class _TcpConnector:
         endpoint = replace(self._settings.endpoint, hosts=((found.address.host, found.address.port),))
         return replace(self._settings, endpoint=endpoint)
 
-    def client(self, connect_timeout: float = CALL_TIMEOUT, **options: Any) -> ClientToEnter:
+    def new_client(self, connect_timeout: float = CALL_TIMEOUT, **options: Any) -> ClientToEnter:
         how = {"timeout": CALL_TIMEOUT, "connect_timeout": connect_timeout, "timeout_name": "join_timeout"}
         return make_client(self._settings_of_found_host(), self._credentials, **how, **options)
 
@@ -201,7 +201,7 @@ class _TcpConnector:
         if settings.is_host is not False:  # the decision needs a thread, which `is_host=0` saves
             await self._host_if_needed()
         times = {"timeout": CALL_TIMEOUT, "connect_timeout": settings.join_timeout, "timeout_name": "join_timeout"}
-        about = {"rng": self._rng, "generation": self.node.least_next_generation}
+        about = {"rng": self._rng, "generation": self.node.least_store_generation}
         client = _tcp_client(self._dial, settings, self._credentials, **about, **times)
         client.on_connection_change(self._update_host_search)
         # The store is hosted above, outside `limit_concurrency`: nodes inside may wait for that store.
@@ -220,7 +220,7 @@ class _TcpConnector:
         if connected and self._hosting is not None:
             self._hosting.note_store_found()
         elif isinstance(self._hosting, HostSuccession) and self.node.needs_store:
-            self._hosting.resume()
+            self._hosting.resume_search()
 
     async def __aexit__(self, *error: Any) -> None:
         client, self._of_node = self._of_node, None
@@ -231,10 +231,10 @@ class _TcpConnector:
         if self._hosting is None:
             # Decide only at the first connection: a live run must not get a second store.
             kind = HostSuccession if self._settings.endpoint.has_successors else OneHostStarter
-            self._hosting = hosting = kind(self._settings, self._credentials, self.client, self._rng)
+            self._hosting = hosting = kind(self._settings, self._credentials, self.new_client, self._rng)
             self.node.on_close(hosting.aclose)
             if isinstance(hosting, HostSuccession):
-                self.node.call_on_lease_lost(hosting.resume)
+                self.node.call_on_lease_lost(hosting.resume_search)
                 hosting.may_host = self.node.may_host
             self.node.hosts_store = lambda: hosting.is_hosting
         elif self.node.handed_on and isinstance(self._hosting, OneHostStarter):
@@ -242,9 +242,9 @@ class _TcpConnector:
         await self._hosting.try_to_start()
 
 
-def create_etcd(parameters: RendezvousParameters) -> Handler:
+def create_etcd_handler(parameters: RendezvousParameters) -> Handler:
     """Return a handler over an etcd cluster."""
-    settings = resolve_file_settings(parse(parameters.url, parameters.overrides, os.environ))
+    settings = with_full_paths(parse(parameters.url, parameters.overrides, os.environ))
     try:
         from store.etcd import blocking as etcd_sync
     except ImportError as error:
@@ -274,5 +274,10 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
     )
 
 
-for _scheme, _creator in (("tcp", create_tcp), ("tcps", create_tcp), ("etcd", create_etcd), ("etcds", create_etcd)):
+for _scheme, _creator in (
+    ("tcp", create_tcp_handler),
+    ("tcps", create_tcp_handler),
+    ("etcd", create_etcd_handler),
+    ("etcds", create_etcd_handler),
+):
     rendezvous_handler_registry.register(_scheme, _creator)

@@ -156,7 +156,7 @@ class _CredentialPath(str):
         return repr(self.given)
 
 
-def resolve_file_settings(settings: Settings) -> Settings:
+def with_full_paths(settings: Settings) -> Settings:
     """Return the settings with `expected_file`'s nodes in `expected`, and full paths: the program may `chdir`."""
     given = {name: path for name in PATHS if (path := getattr(settings, name)) is not None}
     full: dict[str, Any] = {name: _CredentialPath.from_given(path) for name, path in given.items()}

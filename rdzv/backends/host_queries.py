@@ -20,11 +20,11 @@ from store.limits import is_loopback
 from store.net.address import Address, join_host_port
 from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDialer, error_text, exhausted_limit, reload_tls
 from store.net.racing import Addresses, connect_async, resolve_async
-from store.net.sockets import port_shortage
-from store.net.tasks import run_together
+from store.net.sockets import port_shortage_text
+from store.net.tasks import run_to_completion
 from store.net.threads import LoopThread
 from store.protocol.frames import frame
-from store.protocol.wire import CANDIDATE, ENDED, HANDSHAKE_BYTES_MAX, Greeting, Rejection, decode_opening
+from store.protocol.wire import CANDIDATE, ENDED, HANDSHAKE_BYTES_MAX, Greeting, Rejection, decode_handshake
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -73,7 +73,7 @@ class Host:
         *,
         within: float = ANSWERS_WITHIN,
         own: str = "",
-        word: LostReport | None = None,
+        word: LostHostClaim | None = None,
     ) -> HostReply:
         """Ask each address of the host's name, until one serves; the host refuses only if all addresses refuse.
 
@@ -94,7 +94,7 @@ class Host:
         return min(replies, default=HostReply(Answer.SILENT), key=lambda it: PRECEDENCE.get(it.answer, len(PRECEDENCE)))
 
     async def _ask_address(
-        self, resolved: Resolved, tls: ssl.SSLContext | None, own: str, word: LostReport | None
+        self, resolved: Resolved, tls: ssl.SSLContext | None, own: str, word: LostHostClaim | None
     ) -> HostReply:
         """Connect to one address, and read the first message."""
         address, sock, writer = resolved[4], None, None
@@ -105,7 +105,7 @@ class Host:
                 raise OSError(error.errno, f"{address[0]}: {os.strerror(error.errno or 0)}") from None
             name = self.address.host if tls is not None else None
             reader, writer = await asyncio.open_connection(sock=sock, ssl=tls, server_hostname=name)
-            asked = _parse_reply(decode_opening(await read_frame(reader), Greeting))
+            asked = _parse_reply(decode_handshake(await read_frame(reader), Greeting))
             if word is not None and asked.answer is Answer.CANDIDATE:
                 writer.write(frame(word.signed_message_for(asked.name)))
                 await read_frame(reader)
@@ -117,7 +117,7 @@ class Host:
             is_nowhere = getattr(error, "errno", None) in NO_SUCH_ADDRESS and is_loopback(str(address[0]))
             return (
                 HostReply(Answer.REFUSED)
-                if is_nowhere and not port_shortage()
+                if is_nowhere and not port_shortage_text()
                 else HostReply(Answer.SILENT, error=error)
             )
         finally:
@@ -127,7 +127,7 @@ class Host:
                 sock.close()
 
 
-class LostReport(NamedTuple):
+class LostHostClaim(NamedTuple):
     """An operator's report that a host is lost, authenticated by the store's token."""
 
     host: str
@@ -198,7 +198,7 @@ def raise_first_error(found: Sequence[HostReply], *kinds: type[Exception]) -> No
             raise error
 
 
-def explain_no_host_serves(hosts: Sequence[Host], found: Sequence[HostReply]) -> str:
+def why_no_host_serves(hosts: Sequence[Host], found: Sequence[HostReply]) -> str:
     """Describe why no host serves yet."""
     of = list(zip(hosts, found, strict=True))
     silent = [(host, asked.error) for host, asked in of if asked.answer is Answer.SILENT]
@@ -232,7 +232,7 @@ class MultiHostDial(TcpDialer):
         if all(asked.answer in {Answer.REFUSED, Answer.ENDED} for asked in found):
             raise ConnectionRefusedError
         raise_first_error(found, ssl.SSLError)  # the client explains TLS errors
-        raise RefusedByStore(explain_no_host_serves(self.hosts, found))
+        raise RefusedByStore(why_no_host_serves(self.hosts, found))
 
 
 def wait_for_serving_host(dial: MultiHostDial, *, within: float) -> None:
@@ -264,11 +264,11 @@ async def ask_hosts_for_answers(settings: Settings, credentials: Credentials) ->
     if not settings.endpoint.has_successors:
         return {}
     dial = MultiHostDial(settings, credentials)
-    found = await run_together(*(host.ask(dial.tls) for host in dial.hosts))
+    found = await run_to_completion(*(host.ask(dial.tls) for host in dial.hosts))
     return {str(host): asked for host, asked in zip(dial.hosts, found, strict=True)}
 
 
-async def send_lost_report(settings: Settings, credentials: Credentials, lost: str) -> str:
+async def report_lost_host(settings: Settings, credentials: Credentials, lost: str) -> str:
     """Tell all candidates that a host is lost; return the result in words, or raise a `RendezvousError`."""
     dial = MultiHostDial(settings, credentials)
     hosts, tls = dial.hosts, dial.tls
@@ -281,7 +281,7 @@ async def send_lost_report(settings: Settings, credentials: Credentials, lost: s
         )
     answers = {host: asked.answer for host, asked in (await ask_hosts_for_answers(settings, credentials)).items()}
     serving = [host for host, one in answers.items() if one is Answer.SERVES]
-    answer, word = answers[str(meant[0])], LostReport(str(meant[0]), credentials.token)
+    answer, word = answers[str(meant[0])], LostHostClaim(str(meant[0]), credentials.token)
     if serving and answer is not Answer.SERVES:
         raise RendezvousStateError(f"{serving[0]} serves the store: nothing waits for {lost}")
     if answer is not Answer.SILENT:

@@ -25,8 +25,8 @@ import anyio.to_thread
 from rdzv.backends.bind_address import (
     LET_ONE_HOST,
     BindAddress,
-    CannotProbeError,
     HostedElsewhereError,
+    NoProbeSocketError,
     NotResolvedError,
     PortTakenError,
     choose_bind_address,
@@ -122,7 +122,7 @@ class HostedStore:
         while True:
             try:
                 async with open_client(MEETS_WITHIN) as client:
-                    revision, newcomers = await _refuse_or_admit_nodes(client, self._keys, since)
+                    revision, newcomers = await _reject_unless_in_use(client, self._keys, since)
             except StoreError as error:
                 if not await self._wait_until_alone(0.0):  # other clients are still connected
                     log.warning("the store at %s is ending, but cannot reject newcomers: %s", self.server.url, error)
@@ -159,7 +159,7 @@ class HostedStore:
                 return False
 
 
-async def _refuse_or_admit_nodes(client: Store, keys: Keys, since: int) -> tuple[int, str]:
+async def _reject_unless_in_use(client: Store, keys: Keys, since: int) -> tuple[int, str]:
     """Reject new nodes of all runs; but accept new nodes again if nodes of other runs, or newcomers, are present.
 
     Newcomers are nodes of the host's run that joined after revision `since` (if 0, after this rejection). Nodes are
@@ -219,12 +219,12 @@ class StoreStarter(ABC):
 
         A cancellation does not interrupt the start, which is in a thread; `aclose` ends the started store.
         """
-        self.resume()
+        self.resume_search()
         await self._asked.wait()
         if self._task is not None and self._task.done():
             self._task.result()
 
-    def resume(self) -> None:
+    def resume_search(self) -> None:
         """Continue or restart the attempts to find or host a store."""
         self._settled.clear()
         if not self.is_hosting and (self._task is None or self._task.done()):
@@ -340,7 +340,7 @@ class OneHostStarter(StoreStarter):
         # With `is_host=1`, a node waits for the port only if the store that holds it is shutting down.
         if isinstance(error, PortTakenError) and self._settings.is_host is True:
             return await self._is_store_ending() or not await self._is_port_taken()
-        return isinstance(error, NotResolvedError | PortTakenError | CannotProbeError)
+        return isinstance(error, NotResolvedError | PortTakenError | NoProbeSocketError)
 
     async def _is_store_ending(self) -> bool:
         with contextlib.suppress(StoreError):

@@ -26,7 +26,7 @@ from rdzv.backends.monitoring import serve_embedded
 from rdzv.config.settings import Settings
 from rdzv.display.standard_error import NonBlockingStderrHandler
 from store.net.dialing import exhausted_limit
-from store.net.sockets import close_in_children, drop_sockets
+from store.net.sockets import close_in_children, forget_sockets
 
 if TYPE_CHECKING:
     from store.net.sockets import Sockets
@@ -66,7 +66,7 @@ class StoreProcess:
                 one.close()
         chosen = {name: getattr(settings, name) for name in ("endpoint", "run_id", "prefix", *SERVING)}
         level = logging.getLogger("store").getEffectiveLevel()
-        gives_up.call(lambda: None if self.store_id else self._process.kill())
+        gives_up.call_when_set(lambda: None if self.store_id else self._process.kill())
         told = self._ask((os.getpid(), level, chosen, address, port), settings.join_timeout)
         if not isinstance(told, tuple):
             self.close()
@@ -87,7 +87,7 @@ class StoreProcess:
         """End the store's process, and wait for its end."""
         with self._asking, self._control, contextlib.suppress(OSError):
             self._control.send(None)  # ends it without a handover
-        drop_sockets(self)
+        forget_sockets(self)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDS_WITHIN)
         self._process.kill()

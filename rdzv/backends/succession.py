@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.backends.bind_address import CannotProbeError, NotResolvedError, PortTakenError
+from rdzv.backends.bind_address import NoProbeSocketError, NotResolvedError, PortTakenError
 from rdzv.backends.host_queries import (
-    LostReport,
+    LostHostClaim,
     MultiHostDial,
     ask_all_hosts,
-    explain_no_host_serves,
     raise_first_error,
     read_frame,
+    why_no_host_serves,
 )
 from rdzv.backends.hosting import HostedStore, StoreStarter, address_to_listen_on, serve_store_on
 from rdzv.core.hosts.succession import Answer, Candidacy
 from rdzv.errors import RendezvousConnectionError, RendezvousError
 from store import Client, ProtocolError, StoreError
 from store.net.dialing import error_text
-from store.net.sockets import close_in_children, drop_sockets, listen_on
+from store.net.sockets import close_in_children, forget_sockets, listen_on
 from store.net.threads import in_thread
 from store.printable import make_logger
 from store.protocol.wire import CANDIDATE, Rejection, encode_rejection
@@ -125,7 +125,7 @@ class HostSuccession(StoreStarter):
         now, (said_at, said) = anyio.current_time(), self._said
         away = now - since
         if away >= SAY_AFTER:
-            self.problem: str = explain_no_host_serves(hosts, found)
+            self.problem: str = why_no_host_serves(hosts, found)
             is_due = self.problem != said and now - said_at >= said_at - self._since
             if is_due or said_at < self._since:
                 self._said = now, self.problem
@@ -153,7 +153,7 @@ class HostSuccession(StoreStarter):
             return None  # the run uses TLS, and this machine has no certificate
         try:
             return address_to_listen_on(self._settings, self._credentials, self._settings.endpoint.hosts[place])
-        except (NotResolvedError, PortTakenError, CannotProbeError):
+        except (NotResolvedError, PortTakenError, NoProbeSocketError):
             return None
         except OSError as error:
             if error.errno in {errno.EADDRNOTAVAIL, errno.EADDRINUSE}:
@@ -171,7 +171,7 @@ class HostSuccession(StoreStarter):
             raise
         close_in_children(self, *sockets)
         with contextlib.ExitStack() as unless_served:
-            unless_served.callback(drop_sockets, self)
+            unless_served.callback(forget_sockets, self)
             for sock in sockets:
                 unless_served.enter_context(sock)
             async with self._answer_as_candidate(sockets, name := secrets.token_hex(8)):
@@ -180,7 +180,7 @@ class HostSuccession(StoreStarter):
                 where = (bound, port, sockets, self._gives_up)
                 host = await in_thread(partial(serve_store_on, self._settings, self._credentials, *where))
                 unless_served.pop_all()
-                drop_sockets(self)
+                forget_sockets(self)
                 if self._may_host_now():
                     return host
                 await host.end()  # this node began to leave meanwhile
@@ -220,7 +220,7 @@ class HostSuccession(StoreStarter):
                 with anyio.fail_after(SAY_AFTER):
                     body = await read_frame(reader)
                 for host in map(str, self._hosts):
-                    if hmac.compare_digest(body, LostReport(host, self._credentials.token).signed_message_for(name)):
+                    if hmac.compare_digest(body, LostHostClaim(host, self._credentials.token).signed_message_for(name)):
                         log.warning("run %s: an operator says that %s is lost", self._settings.run_id, host)
                         self._lost.add(host)
                         self._until_word.cancel()

@@ -26,7 +26,7 @@ import anyio
 
 import store
 from rdzv.config import value_types
-from rdzv.config.config_errors import shown
+from rdzv.config.config_errors import brief
 from rdzv.display.standard_error import NonBlockingStderrHandler, flush_standard_error, say_error, write_all
 from rdzv.errors import (
     RendezvousClosedError,
@@ -115,7 +115,7 @@ def argument_type(kind: value_types.ValueType) -> Callable[[str], Any]:
         try:
             return kind.convert(text)
         except (ValueError, TypeError, OverflowError):
-            raise argparse.ArgumentTypeError(f"{shown(text)} is not {kind.limit}") from None
+            raise argparse.ArgumentTypeError(f"{brief(text)} is not {kind.limit}") from None
 
     return convert_text
 
@@ -123,7 +123,7 @@ def argument_type(kind: value_types.ValueType) -> Callable[[str], Any]:
 duration: Final = argument_type(value_types.duration())
 
 
-def whole_number(at_least: int, at_most: int = value_types.NODES_MAX) -> Callable[[str], Any]:
+def integer_type(at_least: int, at_most: int = value_types.NODES_MAX) -> Callable[[str], Any]:
     """Return a converter of texts to whole numbers in these limits, for argparse's `type`."""
     return argument_type(value_types.whole_number(at_least, at_most))
 

@@ -25,7 +25,7 @@ DIRECTORY = Argument("directory", metavar="DIR", type=Path, help="the directory 
 async def _check_store_files(options: argparse.Namespace) -> int:
     from store.disk.copies import check
 
-    return await _run_and_report(partial(check, options.directory), "is whole")
+    return await _report_on_store(partial(check, options.directory), "is whole")
 
 
 @command(
@@ -37,7 +37,7 @@ async def _check_store_files(options: argparse.Namespace) -> int:
 async def _back_up_store(options: argparse.Namespace) -> int:
     from store.disk.copies import back_up
 
-    return await _run_and_report(partial(back_up, options.directory, options.file), f"was copied to {options.file}")
+    return await _report_on_store(partial(back_up, options.directory, options.file), f"was copied to {options.file}")
 
 
 @command(
@@ -50,10 +50,10 @@ async def _restore_store(options: argparse.Namespace) -> int:
     from store.disk.copies import restore
 
     done = f"is in {options.directory}, as a new store: clients of the old one are told that it was replaced"
-    return await _run_and_report(partial(restore, options.file, options.directory, new_id=secrets.token_hex(8)), done)
+    return await _report_on_store(partial(restore, options.file, options.directory, new_id=secrets.token_hex(8)), done)
 
 
-async def _run_and_report(work: Callable[[], StoreReport], done: str) -> int:
+async def _report_on_store(work: Callable[[], StoreReport], done: str) -> int:
     try:
         report = await in_thread(work)
     except StoreUsageError as error:

@@ -21,7 +21,7 @@ from anyio.abc import SocketAttribute
 import store
 from rdzv._version import __version__
 from rdzv.backends.bind_address import LET_ONE_HOST, hosts_text, split_own_addresses
-from rdzv.backends.credentials import Credentials, resolve_file_settings
+from rdzv.backends.credentials import Credentials, with_full_paths
 from rdzv.backends.host_queries import ask_hosts_for_answers
 from rdzv.cli.command import DONE, FAILED, JSON, NAMED_MOST, STORE, command, option, print_text, say
 from rdzv.cli.reach import open_run, open_store, url_settings
@@ -102,7 +102,7 @@ async def _run_doctor(options: argparse.Namespace) -> int:
 
 
 async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
-    settings = resolve_file_settings(url_settings(options.url, expected_file=options.expected))
+    settings = with_full_paths(url_settings(options.url, expected_file=options.expected))
     url, run_id = settings.endpoint.url, split_url(options.url).run_id
     own_address, step = "", options.timeout / STEPS
     replies = await ask_hosts_for_answers(settings, Credentials(settings))
@@ -119,7 +119,7 @@ async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
             checks.append(check)
             own_address = reached_from or own_address
         if addresses and not is_etcd_url(url):
-            await _check_ambiguous_host(host, port, checks)
+            await _check_single_machine(host, port, checks)
     serving = [host for host, answer in answers.items() if answer is Answer.SERVES]
     if answers and not serving:
         checks.append(Check("store", "no host serves it", "start a node on one of them"))
@@ -186,7 +186,7 @@ async def _check_dns(host: str, port: int, checks: list[Check], *, timeout: floa
     return addresses
 
 
-async def _check_ambiguous_host(host: str, port: int, checks: list[Check]) -> None:
+async def _check_single_machine(host: str, port: int, checks: list[Check]) -> None:
     """Report a `host` whose addresses belong to several machines: each machine would start a store."""
     with contextlib.suppress(OSError):
         ours, others = await anyio.to_thread.run_sync(split_own_addresses, host, port)

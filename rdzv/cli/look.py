@@ -59,7 +59,7 @@ async def _print_status(options: argparse.Namespace) -> int:
         return await _watch_run(options)
     async with open_run(options, follow=Wakeup()) as run:
         health = await run.store_health()
-        status, _, cost = await run.account()
+        status, _, cost = await run.status_and_cost()
     if options.json:
         print_text(json.dumps({**status_json(status), "cost": cost.as_json(), "store": health}))
     else:
@@ -198,14 +198,14 @@ async def _show_on_screen(run: Run, wakeup: Wakeup, frame: TopData, terminal: _T
 
 
 async def _read_top_screen(run: Run) -> TopData:
-    status, history, cost = await run.account()
+    status, history, cost = await run.status_and_cost()
     return TopData(status=status, cost=cost if history.chapters else None)
 
 
 @command("history", "tell what happened in a run, round by round", *RUN, JSON)
 async def _print_history(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup()) as run:
-        _, history, cost = await run.account()
+        _, history, cost = await run.status_and_cost()
     if options.json:
         print_text(json.dumps(history_as_json(run.run_id, history, cost)))
     elif history.chapters:
@@ -223,7 +223,7 @@ async def _print_history(options: argparse.Namespace) -> int:
 )
 async def _write_timeline(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup()) as run:
-        _, history, cost = await run.account()
+        _, history, cost = await run.status_and_cost()
         now = await run.time_of_day()
     page = timeline_page(timeline(run.run_id, history, now=now), cost)
     if options.output == "-":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv.backends.credentials import Credentials
-from rdzv.backends.host_queries import send_lost_report
+from rdzv.backends.host_queries import report_lost_host
 from rdzv.cli.command import (
     DONE,
     FAILED,
@@ -25,9 +25,9 @@ from rdzv.cli.command import (
     command,
     duration,
     flag,
+    integer_type,
     option,
     say,
-    whole_number,
 )
 from rdzv.cli.reach import open_run, open_store, url_settings
 from rdzv.config.resizing import describe_size
@@ -58,7 +58,7 @@ WHERE = "--where ATTRIBUTE=VALUE"
 NODE_OR_WHERE = Argument(*NODE.names, **NODE.settings, nargs="?")
 
 
-def _check_ban_target(options: argparse.Namespace) -> None:
+def _check_one_target(options: argparse.Namespace) -> None:
     if (options.node is None) == (options.where is None):
         raise RendezvousSettingsError("name a NODE, or give --where ATTRIBUTE=VALUE")
 
@@ -73,7 +73,7 @@ def _check_ban_target(options: argparse.Namespace) -> None:
 async def _close_run(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup(), must_exist=not options.create) as run:
         closed = await run.set_closed(options.reason)
-        _, history, cost = await run.account()
+        _, history, cost = await run.status_and_cost()
     before = "" if closed.reason == options.reason else f", and was before: {closed.reason or 'no reason was given'}"
     say(f"run {run.run_id} is closed{before}", *([str(cost)] if history.chapters else []))
     return DONE
@@ -87,7 +87,7 @@ async def _close_run(options: argparse.Namespace) -> int:
 )
 async def _declare_host_lost(options: argparse.Namespace) -> int:
     settings = url_settings(options.url)
-    said = await send_lost_report(settings, Credentials(settings), options.host)
+    said = await report_lost_host(settings, Credentials(settings), options.host)
     say(said, "if that host is at work after all, two runs go on until it sees the later store, and gives way")
     return DONE
 
@@ -114,7 +114,7 @@ async def _reopen_run(options: argparse.Namespace) -> int:
     option("--for SECONDS", duration, "for how long, say 10m (default: until unban)", dest="lasts"),
 )
 async def _ban_nodes(options: argparse.Namespace) -> int:
-    _check_ban_target(options)
+    _check_one_target(options)
     span = "" if options.lasts is None else f" for {time_text(options.lasts)}"
     async with open_run(options) as run:
         here = await run.ban(
@@ -146,7 +146,7 @@ async def _no_match_message(run: Run, name: str) -> str:
     Argument("--reason", default="", help="why; the history says it"),
 )
 async def _unban_nodes(options: argparse.Namespace) -> int:
-    _check_ban_target(options)
+    _check_one_target(options)
     async with open_run(options) as run:
         was_banned = await run.unban(options.node or "", options.reason, where=options.where)
     who = f"node {options.node}" if options.where is None else f"nodes with {'='.join(options.where)}"
@@ -175,8 +175,8 @@ async def _drain_node(options: argparse.Namespace) -> int:
     "resize",
     "give a run another minimum or maximum of nodes while it lives",
     *RUN,
-    option("--min N", whole_number(1), "the fewest nodes of a round; not given: as it is"),
-    option("--max N", whole_number(1), "the most nodes of a round; not given: as it is"),
+    option("--min N", integer_type(1), "the fewest nodes of a round; not given: as it is"),
+    option("--max N", integer_type(1), "the most nodes of a round; not given: as it is"),
     REASON,
 )
 async def _resize_run(options: argparse.Namespace) -> int:
@@ -189,7 +189,7 @@ async def _resize_run(options: argparse.Namespace) -> int:
     return DONE
 
 
-async def _ask_launcher(client: Store, keys: Keys, what: str, node_id: str) -> str:
+async def _ask_node_launcher(client: Store, keys: Keys, what: str, node_id: str) -> str:
     name = secrets.token_hex(8)
     answered = keys.operator_answers(name) + node_id
     await client.put(keys.questions + name, OperatorQuestion(what=what, node_id=node_id).pack(), ttl=ANSWER_TTL)
@@ -207,7 +207,7 @@ async def _print_stacks(options: argparse.Namespace) -> int:
             here = short_names(sorted(there), NAMED_MOST) or "none"
             raise RendezvousStateError(f"run {keys.run_id} has no node {options.node}; it has {here}")
         with anyio.move_on_after(options.timeout):
-            say(*(await _ask_launcher(client, keys, STACKS, options.node)).splitlines())
+            say(*(await _ask_node_launcher(client, keys, STACKS, options.node)).splitlines())
             return DONE
     raise RendezvousTimeoutError(
         f"node {options.node} has not answered within {options.timeout:g} s: only the launcher does, rdzv run, and it "
@@ -233,7 +233,7 @@ def to_rate(text: str) -> float:
     flag("--yes", "this really kills: without it nothing is done"),
     limited=False,
 )
-async def _kill_random_nodes(options: argparse.Namespace) -> int:
+async def _run_chaos(options: argparse.Namespace) -> int:
     if not options.yes:
         raise RendezvousSettingsError(
             "chaos kills nodes of the run, and was not confirmed: add --yes. Only launchers started with --allow-chaos "
@@ -253,7 +253,7 @@ async def _kill_random_nodes(options: argparse.Namespace) -> int:
                     continue
                 node_id, answer = rng.choice(there), "no answer: only a launcher gives one, rdzv run"
                 with anyio.move_on_after(ANSWER_WITHIN):
-                    answer = await _ask_launcher(client, keys, KILL, node_id)
+                    answer = await _ask_node_launcher(client, keys, KILL, node_id)
                     obeyed += not answer.startswith(REFUSED)
                 say(f"{node_id}: {answer}")
                 asked += 1

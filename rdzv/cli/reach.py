@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from rdzv.config.settings import Settings
-    from rdzv.listeners import Listener
+    from rdzv.listeners import ChangeListener
     from store import Store
 
 ANY_RUN: Final = "any"  # the run_id for a URL that names only a store
@@ -52,7 +52,7 @@ async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, 
 
 @contextlib.asynccontextmanager
 async def open_run(
-    options: argparse.Namespace, *, follow: Listener | None = None, must_exist: bool = True
+    options: argparse.Namespace, *, follow: ChangeListener | None = None, must_exist: bool = True
 ) -> AsyncIterator[Run]:
     """Connect to the run's store at `options.url`; with `must_exist`, raise RendezvousStateError for a missing run.
 

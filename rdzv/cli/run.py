@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from rdzv.cli.command import CLOSED, FAILED, NO_CONNECTION, OF_RUN, TIMED_OUT, WRONG_USAGE, Argument, command
 from rdzv.cli.launcher import launch, slurm
-from rdzv.cli.launcher.job import ExitAdvice, Job, run_arguments
+from rdzv.cli.launcher.job import Job, NodeRemedy, run_cli_arguments
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 THEN: Final = {
-    OF_RUN + FAILED: ExitAdvice.REPLACE,
-    OF_RUN + WRONG_USAGE: ExitAdvice.OVER,
-    OF_RUN + CLOSED: ExitAdvice.OVER,
-    OF_RUN + TIMED_OUT: ExitAdvice.RESTART,
-    OF_RUN + NO_CONNECTION: ExitAdvice.RESTART,
+    OF_RUN + FAILED: NodeRemedy.REPLACE,
+    OF_RUN + WRONG_USAGE: NodeRemedy.OVER,
+    OF_RUN + CLOSED: NodeRemedy.OVER,
+    OF_RUN + TIMED_OUT: NodeRemedy.RESTART,
+    OF_RUN + NO_CONNECTION: NodeRemedy.RESTART,
 }
 """The action that the caller of a failed launcher should take, by the launcher's exit status."""
 
@@ -30,9 +30,9 @@ THEN: Final = {
     "run",
     "run a command under rendezvous, and again whenever the nodes change",
     Argument("url", metavar="URL", help="scheme://host[:port]/run_id?min_nodes=2, say; or slurm, under srun"),
-    *run_arguments(),
+    *run_cli_arguments(),
     usage="rdzv run [options] URL -- COMMAND ...",
-    means_url=lambda word: "://" in word or slurm.is_slurm_word(word),
+    means_url=lambda word: "://" in word or slurm.is_slurm_url(word),
     takes_command=True,
     ends_with=lambda options, status: (options.exit_codes or {}).get(THEN[status], status),
 )
@@ -42,7 +42,7 @@ async def _run_launcher(options: argparse.Namespace) -> int:
     told = {each.name: getattr(options, each.name) for each in fields(Job) if each.metadata}
     told |= {"url": options.url, "command": options.words}
     nproc = options.nproc or 1
-    if slurm.is_slurm_word(options.url):
+    if slurm.is_slurm_url(options.url):
         nproc = options.nproc or slurm.default_process_count(os.environ)
         told |= {
             "url": slurm.slurm_url(options.url, os.environ),

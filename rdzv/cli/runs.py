@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 import store
-from rdzv.cli.command import DONE, JSON, NAMED_MOST, RUN, STORE, command, flag, option, print_text, say, whole_number
+from rdzv.cli.command import DONE, JSON, NAMED_MOST, RUN, STORE, command, flag, integer_type, option, print_text, say
 from rdzv.cli.reach import open_run, open_store, url_settings
 from rdzv.core.report import long_duration
 from rdzv.core.round import Round
 from rdzv.errors import RendezvousStateError
-from rdzv.node.run.status import RunUsage, read_usage
+from rdzv.node.run.status import RunUsage, usage_by_run
 from store.messages import Revoke
 from store.printable import plural, short_names
 
@@ -31,7 +31,7 @@ GONE_WITHIN: Final = 5.0  # seconds for the nodes of a run closed by --force to 
 
 
 @command(
-    "ping", "measure how quickly a store answers", *STORE, option("--count N", whole_number(1), "how often", default=5)
+    "ping", "measure how quickly a store answers", *STORE, option("--count N", integer_type(1), "how often", default=5)
 )
 async def _ping_store(options: argparse.Namespace) -> int:
     url = url_settings(options.url).endpoint.url
@@ -49,7 +49,7 @@ async def _ping_store(options: argparse.Namespace) -> int:
 )
 async def _list_runs(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (client, keys):
-        runs = list((await read_usage(client, keys.prefix)).values())
+        runs = list((await usage_by_run(client, keys.prefix)).values())
         uptime = (await client.stats()).get("uptime", 0.0)
     runs.sort(key=lambda run: (-(run.bytes or 0), -run.keys, run.run_id))
     if options.json:
@@ -125,7 +125,7 @@ async def _list_node_ids(client: store.Store, keys: Keys) -> list[str]:
 async def _print_stats(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (client, keys):
         figures = await client.stats()
-        runs = await read_usage(client, keys.prefix) if "keys_max" in figures else {}
+        runs = await usage_by_run(client, keys.prefix) if "keys_max" in figures else {}
     if options.json:
         print_text(json.dumps(figures))
         return DONE

@@ -24,7 +24,7 @@ def refuse(sentence: str) -> NoReturn:
     raise RendezvousSettingsError(sentence)
 
 
-def shown(value: object) -> str:
+def brief(value: object) -> str:
     """Return a value's repr, shortened for an error."""
     if isinstance(value, int) and abs(value) >= 10**NUMBER_DIGITS_MAX:
         return f"a whole number of more than {NUMBER_DIGITS_MAX} digits"

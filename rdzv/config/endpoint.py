@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
-from rdzv.config.config_errors import refuse, shown, suggest
+from rdzv.config.config_errors import brief, refuse, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,7 +92,7 @@ class Endpoint:
 def _check_scheme(scheme: str) -> None:
     if scheme not in SCHEMES:
         refuse(
-            f"the scheme {shown(scheme)} is not one of {', '.join(SCHEMES)}{suggest(scheme, SCHEMES)}; write for "
+            f"the scheme {brief(scheme)} is not one of {', '.join(SCHEMES)}{suggest(scheme, SCHEMES)}; write for "
             f"example tcp://head:29400/job-7"
         )
 
@@ -112,7 +112,7 @@ def _parse_host_and_port(text: str, default_port: int) -> tuple[str, int]:
         is_host = re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host) is not None  # the names that DNS allows
     if not match or not is_host:
         refuse(
-            f"{shown(text)} in the URL must be a host name or an IP address, and perhaps a port; "
+            f"{brief(text)} in the URL must be a host name or an IP address, and perhaps a port; "
             f"write for example head:29400, and IPv6 addresses in brackets: [::1]:29400"
         )
     port = match["port"]
@@ -120,7 +120,7 @@ def _parse_host_and_port(text: str, default_port: int) -> tuple[str, int]:
         return host, default_port
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         refuse(
-            f"the port {shown(port)} of {shown(host)} in the URL must be a whole number from 1 to 65535; "
+            f"the port {brief(port)} of {brief(host)} in the URL must be a whole number from 1 to 65535; "
             f"leave it out for {default_port}"
         )
     return host, int(port)
@@ -157,13 +157,13 @@ def split_url(url: str) -> UrlParts:
     """Split `scheme://host[:port]/run_id?parameters`; raise `RendezvousSettingsError` for another form."""
     given: object = url
     if not isinstance(given, str):
-        refuse(f"the URL {shown(given)} must be a str; write for example tcp://head:29400/job-7")
+        refuse(f"the URL {brief(given)} must be a str; write for example tcp://head:29400/job-7")
     return _parse_url(url)
 
 
 @functools.lru_cache(maxsize=16)  # cached: the registry and the backend parse the same URL
 def _parse_url(url: str) -> UrlParts:
-    visible = shown(url.partition("?")[0] if "@" not in url else "...")  # errors show no parameters and no passwords
+    visible = brief(url.partition("?")[0] if "@" not in url else "...")  # errors show no parameters and no passwords
     if "://" not in url:
         refuse(f"the URL {visible} has no scheme; write for example tcp://head:29400/job-7")
     match = _URL.fullmatch(url)
@@ -178,20 +178,20 @@ def _parse_url(url: str) -> UrlParts:
     for item in filter(None, (match["query"] or "").split("&")):
         name, equals, value = item.partition("=")
         if not name or not equals:
-            refuse(f"{shown(item)} in the URL must be a parameter and its value; write {name[:80] or 'name'}=VALUE")
+            refuse(f"{brief(item)} in the URL must be a parameter and its value; write {name[:80] or 'name'}=VALUE")
         if name in parameters:
-            refuse(f"{shown(name)} is in the URL twice, with one value too many; leave one out")
-        parameters[name] = _unquote(value, name)
+            refuse(f"{brief(name)} is in the URL twice, with one value too many; leave one out")
+        parameters[name] = _url_decode(value, name)
     return UrlParts(
         scheme=match["scheme"].lower(),
         authority=match["authority"],
-        run_id=_unquote((match["path"] or "/")[1:], "run_id"),
+        run_id=_url_decode((match["path"] or "/")[1:], "run_id"),
         parameters=parameters,
     )
 
 
-def _unquote(text: str, name: str) -> str:
+def _url_decode(text: str, name: str) -> str:
     try:
         return unquote(text, errors="strict")  # "+" stays a plus sign; in HTML forms it means a blank
     except UnicodeDecodeError:
-        refuse(f"{shown(name)} in the URL must be UTF-8 behind its percent signs; write %C3%A4 for ä, for example")
+        refuse(f"{brief(name)} in the URL must be UTF-8 behind its percent signs; write %C3%A4 for ä, for example")

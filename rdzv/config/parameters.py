@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.config import value_types
-from rdzv.config.config_errors import shown
+from rdzv.config.config_errors import brief
 from rdzv.config.value_types import duration, whole_number
 from rdzv.errors import RendezvousSettingsError
 
@@ -50,7 +50,7 @@ class Parameter:
             return self.kind.convert(raw)
         except (ValueError, TypeError, OverflowError) as error:
             written = source.name_of(written or self.name)
-            value = "(not shown)" if self.is_secret else shown(raw)
+            value = "(not shown)" if self.is_secret else brief(raw)
             detail = f", but {error}" if isinstance(error, value_types.InvalidValue) else ""
             raise RendezvousSettingsError(
                 f"{written}={value}{source.value} must be {self.kind.limit}{detail}; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rdzv.config.config_errors import refuse, shown
+from rdzv.config.config_errors import brief, refuse
 
 if TYPE_CHECKING:
     from rdzv.config.endpoint import Endpoint
@@ -49,15 +49,15 @@ def check_consistent(it: Any) -> None:
         )
     if it.token is not None and it.token_file is not None:
         refuse(
-            f"token and token_file={shown(it.token_file)} are both given, but only one can be the secret; leave one out"
+            f"token and token_file={brief(it.token_file)} are both given, but only one can be the secret; leave one out"
         )
     if it.tls is not None and (files := [name for name in ("ca", "cert", "key") if getattr(it, name)]):
-        given = ", ".join(f"{name}={shown(getattr(it, name))}" for name in files)
+        given = ", ".join(f"{name}={brief(getattr(it, name))}" for name in files)
         refuse(f"tls and {given} are given, but an SSLContext holds it all; leave out the one or the others")
     if it.endpoint.has_successors:
         if it.data_dir is not None:
             refuse(
-                f"data_dir={shown(it.data_dir)} is for a store on one host, and {it.endpoint.url} lists "
+                f"data_dir={brief(it.data_dir)} is for a store on one host, and {it.endpoint.url} lists "
                 f"{len(it.endpoint.hosts)}: a next host would not have the data; leave out data_dir, or list one host"
             )
         if it.is_host:
@@ -69,7 +69,7 @@ def check_consistent(it: Any) -> None:
         refuse("tls is an SSLContext, which host=process cannot hand over; give ca, cert and key, or leave out host")
     for one, other in (("cert", "key"), ("key", "cert"), ("user", "password_file"), ("password_file", "user")):
         if getattr(it, one) is not None and getattr(it, other) is None:
-            refuse(f"{one}={shown(getattr(it, one))} is of no use without the other half; give {other} as well")
+            refuse(f"{one}={brief(getattr(it, one))} is of no use without the other half; give {other} as well")
 
 
 def check_sizes(least: int, most: int, unit: int = 1) -> None:

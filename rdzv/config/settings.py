@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import quote
 
 from rdzv.config import value_types as kinds
-from rdzv.config.config_errors import refuse, shown, suggest
+from rdzv.config.config_errors import brief, refuse, suggest
 from rdzv.config.endpoint import SCHEMES, Endpoint, split_url
 from rdzv.config.parameters import KEEP_ALIVE, RUN_ID, Parameter, Source, parameter
 from rdzv.config.rules import check_applies_to_store, check_consistent, max_in_whole_units, min_in_whole_units
@@ -226,7 +226,7 @@ class Settings:
     def _require_nodes(self, nodes: int | None) -> int:
         if nodes is None:
             refuse(
-                f"min_nodes is missing, and a node that joins run {shown(self.run_id)} must say it; "
+                f"min_nodes is missing, and a node that joins run {brief(self.run_id)} must say it; "
                 f"write for example {self.endpoint.url}/{quote(self.run_id)}?min_nodes=2"
             )
         return nodes
@@ -261,7 +261,7 @@ def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> s
     default = {HOSTS: "a single host"} | {name: one.default for name, one in PARAMETERS.items()}
     here, there = ({name: given.get(name, default[name]) for name in known} for given in (ours, theirs))
     return ", ".join(
-        f"{name} is {shown(here[name])} here and {shown(there[name])} in the run"
+        f"{name} is {brief(here[name])} here and {brief(there[name])} in the run"
         for name in known
         if here[name] != there[name]
     )
@@ -303,7 +303,7 @@ def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) ->
     parts = split_url(url)
     endpoint = Endpoint.parse(parts.scheme, parts.authority)
     if not parts.run_id:
-        refuse(f"the URL {shown(endpoint.url)} has no run_id; write for example {endpoint.url}/job-7")
+        refuse(f"the URL {brief(endpoint.url)} has no run_id; write for example {endpoint.url}/job-7")
     run_id = RUN_ID.read(parts.run_id, source=Source.URL)
 
     chosen: dict[str, Any] = {}
@@ -312,7 +312,7 @@ def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) ->
         (Source.URL, parts.parameters),
         (Source.KEYWORD, {name: value for name, value in overrides.items() if value is not None}),
     ):
-        values = read(given, source)
+        values = parse_all(given, source)
         for name in values:
             for rival in _RIVALS_OF.get(name, ()):
                 chosen.pop(rival, None)
@@ -339,7 +339,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {_IN_THE_ENVIRONMENT[variable]: environ[variable].strip() for variable in there}
 
 
-def read(given: Mapping[str, Any], source: Source) -> dict[str, Any]:
+def parse_all(given: Mapping[str, Any], source: Source) -> dict[str, Any]:
     """Return the checked values of one place, by parameter name."""
     values: dict[str, Any] = {}
     written_as: dict[str, str] = {}
@@ -348,7 +348,7 @@ def read(given: Mapping[str, Any], source: Source) -> dict[str, Any]:
         value = parameter.read(raw, source=source, written=written)
         first = written_as.get(parameter.name)
         if first is not None and values[parameter.name] != value:
-            _raise_contradiction(f"{first}={shown(given[first])} and {written}={shown(raw)}", source)
+            _raise_contradiction(f"{first}={brief(given[first])} and {written}={brief(raw)}", source)
         values[parameter.name], written_as[parameter.name] = value, written
     if values.keys() & KEEP_ALIVE.keys():
         interval, attempts = (values.pop(name, parameter.default) for name, parameter in KEEP_ALIVE.items())
@@ -368,7 +368,7 @@ def find_parameter(written: str, source: Source) -> Parameter:
     parameter = _BY_WRITTEN_NAME.get(written)
     if parameter is None:
         refuse(
-            f"there is no parameter {shown(written)}{source.value}{suggest(written, PARAMETERS, within=0.3)}; "
+            f"there is no parameter {brief(written)}{source.value}{suggest(written, PARAMETERS, within=0.3)}; "
             f"the parameters are {', '.join(PARAMETERS)}"
         )
     if source is Source.KEYWORD and written not in PARAMETERS:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgpack
 
-from rdzv.config.config_errors import shown, suggest
+from rdzv.config.config_errors import brief, suggest
 from store.limits import Limits
 
 PAYLOAD_BYTES_MAX: Final = 4096  # as msgpack; the coordinator holds all nodes' payloads: 10,000 take 40 MB
@@ -138,7 +138,7 @@ def _parse_prefix(raw: Any) -> str:
     return "/" + _check_text(_check_text(raw).strip("/"))
 
 
-def _parse_address(raw: Any) -> str:
+def _parse_host(raw: Any) -> str:
     address = _check_text(raw)
     if address.startswith("[") and address.endswith("]"):
         address = address[1:-1]
@@ -180,7 +180,7 @@ def _parse_pairs(raw: Any) -> dict[Any, Any]:
         if not colon:
             raise ValueError
         if name in pairs:
-            raise InvalidValue(f"{shown(name)} is there twice")
+            raise InvalidValue(f"{brief(name)} is there twice")
         pairs[name] = value
     return pairs
 
@@ -199,7 +199,7 @@ def _read_limits(raw: Any) -> Limits:
     pairs = _parse_pairs(raw)
     for name in pairs:
         if name not in types:
-            raise InvalidValue(f"there is no limit {shown(name)}{suggest(str(name), types)}")
+            raise InvalidValue(f"there is no limit {brief(name)}{suggest(str(name), types)}")
     chosen = {
         name: plain_number(value, types[name]) if isinstance(value, str) else types[name](value)
         for name, value in pairs.items()
@@ -251,7 +251,7 @@ PATH: Final = ValueType("the path of a file or directory, not empty", _parse_pat
 PREFIX: Final = ValueType(
     "the beginning of a key, in printable characters and more than slashes", _parse_prefix, "/rdzv"
 )
-ADDRESS: Final = ValueType("a host name or an IP address of this machine, without a port", _parse_address, "10.0.0.7")
+ADDRESS: Final = ValueType("a host name or an IP address of this machine, without a port", _parse_host, "10.0.0.7")
 SECRET: Final = ValueType(
     "text or bytes, not empty", _accept_if(lambda raw: isinstance(raw, str | bytes) and raw), "..."
 )

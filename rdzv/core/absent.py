@@ -124,7 +124,7 @@ class AbsenceBook:
         present = set(here)
         self._unseen = {id: None for id in self._expected if id not in present and id not in self._gone}
 
-    def note_round(self) -> None:
+    def reset_for_round(self) -> None:
         """Record that a round has completed: of the gone nodes, only expected nodes still count as missing."""
         self._gone = {node_id: how for node_id, how in self._gone.items() if node_id in self._expected}
         self._short_since = None

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from rdzv.core.ranks import RankOrder
     from rdzv.core.round import Round
-    from rdzv.core.state import BanEnd, NodeRecord
-    from rdzv.core.stopping import Stop
-    from rdzv.core.view import Picture, View
+    from rdzv.core.state import NodeRecord, Unban
+    from rdzv.core.stopping import RoundStop
+    from rdzv.core.view import Picture, TermView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +104,14 @@ class WriteRoundProgress:
     """Write the progress, and add the lifted bans, `unbans` by key, to the history."""
 
     progress: Progress
-    unbans: Mapping[str, BanEnd] = field(default_factory=lambda: MappingProxyType({}))
+    unbans: Mapping[str, Unban] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteStop:
-    """Write `stop`, the question or the decision (see `Stop`), if its key still has revision `over`."""
+class WriteRoundStop:
+    """Write `stop`, the question or the decision (see `RoundStop`), if its key still has revision `over`."""
 
-    stop: Stop
+    stop: RoundStop
     over: int
     progress: Progress
 
@@ -125,7 +125,7 @@ class Idle:
     error: BaseException | None = None  # the error that prevents the round, if any
 
 
-Act = ApplyResize | Expel | CommitRound | WriteRoundProgress | WriteStop | Idle
+Act = ApplyResize | Expel | CommitRound | WriteRoundProgress | WriteRoundStop | Idle
 
 LAST_CALL_GRACE = 10.0  # seconds that join timeouts stay suspended after a last call, as a new coordinator may commit
 MANY = 64  # from this many nodes on, a change that no node acts upon is reported less often
@@ -157,19 +157,19 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
     if unbans or (due is not None and due <= now):
         return WriteRoundProgress(progress=progress, unbans=unbans)
     if view.round is not None and view.round.in_steps and (stop := _stop(view, view.round, head, progress)) is not None:
-        return WriteStop(stop=stop[0], over=stop[1], progress=progress)
+        return WriteRoundStop(stop=stop[0], over=stop[1], progress=progress)
     return replace(act, until=min((at for at in (act.until, due) if at is not None), default=None))
 
 
-def _unbans_to_note(picture: Picture) -> dict[str, BanEnd]:
+def _unbans_to_note(picture: Picture) -> dict[str, Unban]:
     if picture.view.round is None:
         return {}  # the history begins with the first round
     new = [it for it in picture.head.unbans.items() if it[1].revision > picture.unbanned_at]
     return dict(sorted(new, key=lambda it: it[1].revision)[:UNBANS_AT_ONCE])
 
 
-def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Stop, int] | None:
-    """Return the `Stop` to write, and the revision that it replaces; None if none is due."""
+def _stop(view: TermView, round: Round, head: Head, progress: Progress) -> tuple[RoundStop, int] | None:
+    """Return the `RoundStop` to write, and the revision that it replaces; None if none is due."""
     return view.agreement.next_stop_record(
         round.number,
         head.stop,
@@ -181,7 +181,7 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
     )
 
 
-def decide_round(view: View, rules: Rules, head: Head, *, now: float) -> Idle | CommitRound:
+def decide_round(view: TermView, rules: Rules, head: Head, *, now: float) -> Idle | CommitRound:
     """Return the next round if it can complete now, else an `Idle` whose progress says why not."""
     assert view.synced, "the picture is complete: a node that it lacks would count as gone"
     progress = _progress_of(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
@@ -231,7 +231,7 @@ def with_problem(progress: Progress, problem: str) -> Progress:
     return progress.replace(problem=problem[:PROBLEM_MOST], last_call_left=None)
 
 
-def _progress_of(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str]) -> Progress:
+def _progress_of(view: TermView, rules: Rules, *, closed: bool, now: float, drained: Collection[str]) -> Progress:
     joined, live = len(view.waiting), len(view.live)
     left = None
     if view.enough_since is not None and rules.round_size(joined) < rules.capacity:
@@ -276,18 +276,18 @@ def _progress_of(view: View, rules: Rules, *, closed: bool, now: float, drained:
     )
 
 
-def _run_given_up_reason(view: View) -> str:
+def _run_given_up_reason(view: TermView) -> str:
     told = view.gave_up.values()
     return min(told, key=lambda record: (not record.unreached, record.arrival)).gave_up[:GIVEN_UP_MOST] if told else ""
 
 
-def _live_member_addresses(view: View, coming: int) -> dict[str, str]:
+def _live_member_addresses(view: TermView, coming: int) -> dict[str, str]:
     if coming <= 0 or len(view.live) > NAMED_OF_MANY:
         return {}
     return {node_id: view.records[node_id].address for node_id in sorted(view.live)}
 
 
-def _find_spares(view: View, rules: Rules, spares: int) -> tuple[int | None, tuple[str, ...]]:
+def _find_spares(view: TermView, rules: Rules, spares: int) -> tuple[int | None, tuple[str, ...]]:
     """Return `spares_after` and `spare_ids` of a `Progress`. No member of the last round is a spare."""
     if spares <= 0:
         return None, ()
@@ -321,7 +321,7 @@ def _choose_members(
 
 
 def _new_commit(
-    view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int
+    view: TermView, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int
 ) -> CommitRound:
     """Return the round to commit. `survivors` maps nodes of the lost store's round `after` (-1: none) to ranks."""
     arrivals = list(view.waiting.values())
@@ -427,7 +427,7 @@ class Joiner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepWaiting:
+class JoinerWaits:
     """An answer of `act_of_joiner`: the node waits until the `Head` changes."""
 
     reason: str
@@ -436,15 +436,15 @@ class KeepWaiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedAnswer:
+class EndJoining:
     """An answer of `act_of_joiner`: the run is closed. `spare`: this node was a spare at the closing."""
 
     closed: Closed
     spare: bool = False
 
 
-def act_of_joiner(me: Joiner, head: Head, *, now: float) -> KeepWaiting | Round | ClosedAnswer:
-    """Return the next act of an arrived node: wait (`KeepWaiting`), read the round, or end (`ClosedAnswer`)."""
+def act_of_joiner(me: Joiner, head: Head, *, now: float) -> JoinerWaits | Round | EndJoining:
+    """Return the next act of an arrived node: wait (`JoinerWaits`), read the round, or end (`EndJoining`)."""
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
         return round  # even if the run is closed now: no commit succeeds after a closing, so the round came first
@@ -452,24 +452,24 @@ def act_of_joiner(me: Joiner, head: Head, *, now: float) -> KeepWaiting | Round 
     over = head.closed_over if head.closed is not None else None
     spare = _is_spare(me, head.progress if over is None else over)
     if head.closed is not None:
-        return ClosedAnswer(closed=head.closed, spare=spare)
+        return EndJoining(closed=head.closed, spare=spare)
     progress = head.progress
     elapsed = now - head.progress_at
     if spare:
         assert progress is not None
         why = me.left_out if me.node_id in progress.spare_ids else ""
-        return KeepWaiting(reason=f"a spare: {why}" if why else _explain_spare(progress), suspended=True)
+        return JoinerWaits(reason=f"a spare: {why}" if why else _explain_spare(progress), suspended=True)
     reason = wait_reason_text(progress, elapsed=elapsed)
     if head.coordinator is None and progress is not None:
         reason = f"waiting for a new coordinator; at last, {reason}"
     if progress is None or progress.phase is not Phase.LAST_CALL or progress.problem:
-        return KeepWaiting(reason=reason)
+        return JoinerWaits(reason=reason)
     # A last call outlives its coordinator. The join timeout runs again `LAST_CALL_GRACE` after the last call.
     over_at = head.progress_at + (progress.last_call_left or 0.0)
     if now < over_at + LAST_CALL_GRACE:
-        return KeepWaiting(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)
+        return JoinerWaits(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)
     who = f", and {head.coordinator.node_id}, which coordinates," if head.coordinator is not None else ", and nobody"
-    return KeepWaiting(
+    return JoinerWaits(
         reason=f"the last call of {plural(progress.joined)} was over {now - over_at:.0f} s ago{who} has completed "
         f"{'no' if head.coordinator is not None else 'the'} round since"
     )

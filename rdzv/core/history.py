@@ -25,7 +25,7 @@ from store.records import Record
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
-    from rdzv.core.state import BanEnd, Closed, Progress
+    from rdzv.core.state import Closed, Progress, Unban
 
 CHAPTERS_MOST: Final = 128
 BYTES_MOST: Final = 64 * 1024  # limit of the history, which each commit contains; 128 rounds of a dozen nodes fit
@@ -146,7 +146,7 @@ def time_spent(chapter: Chapter, seconds: float) -> TimeSpent:
     return TimeSpent(trained=trained, regrouped=seconds - trained - waited, waited=waited)
 
 
-def round_interval_seconds(chapter: Chapter, following: Chapter) -> float:
+def seconds_between_rounds(chapter: Chapter, following: Chapter) -> float:
     """Return the seconds between two rounds' completions: measured, else by times of day, else to the last incident."""
     if following.after is not None:
         return following.after
@@ -167,7 +167,7 @@ def _drop_oldest_round(history: History) -> History:
         chapters=history.chapters[1:],
         past=EarlierRoundTotals(
             rounds=past.rounds + 1,
-            spent=past.spent + time_spent(oldest, round_interval_seconds(oldest, following)),
+            spent=past.spent + time_spent(oldest, seconds_between_rounds(oldest, following)),
             losses=past.losses + sum(one.count for one in losses),
             lost=MappingProxyType(dict(lost.most_common(NODES_COUNTED_MOST))),
             reasons=MappingProxyType(dict(reasons.most_common(REASONS_COUNTED_MOST))),
@@ -290,7 +290,7 @@ class HistoryWriter:
         now: float,
         at: float | None = None,
         why: Mapping[str, str] = MappingProxyType({}),
-        unbans: Iterable[BanEnd] = (),
+        unbans: Iterable[Unban] = (),
     ) -> History | None:
         """Return the history with new incidents; None if none can be added. `why` maps node ids to reasons."""
         chapter = self._history.chapters[-1] if self._history.chapters else None

@@ -97,7 +97,7 @@ class Keys:
         return f"{self.rounds}{number}/{term}/"
 
     def ranks(self, number: int, term: int, bucket: int | None = None) -> str:
-        """Return the key of one bucket of ranks (see `bucket_with_rank_of`); without `bucket`, the prefix of all."""
+        """Return the key of one bucket of ranks (see `rank_bucket_number`); without `bucket`, the prefix of all."""
         return f"{self.round_prefix(number, term)}ranks/{'' if bucket is None else bucket}"
 
     def roster(self, number: int, term: int, bucket: int | None = None) -> str:

@@ -38,11 +38,11 @@ def survivors_first(arrivals: Sequence[NodeRecord], previous: Mapping[str, int])
 
 
 def survivors_then_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return survivors by last rank, then newcomers by name as `by_name` does."""
-    return survivors_first(by_name(arrivals, previous), previous)
+    """Return survivors by last rank, then newcomers by name as `name_order` does."""
+    return survivors_first(name_order(arrivals, previous), previous)
 
 
-def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
+def keep_in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
     """Return survivors at their last ranks, and newcomers, by arrival, at the free ranks: a newcomer may be rank 0.
 
     In a smaller round, survivors whose last ranks no longer exist get free ranks before newcomers do.
@@ -50,14 +50,14 @@ def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Seq
     return _fill_wanted_places(arrivals, previous, lambda record: previous.get(record.node_id))
 
 
-def by_arrival(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG001
+def arrival_order(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG001
     """Return the nodes by arrival."""
     return list(arrivals)
 
 
-def by_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG001
+def name_order(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG001
     """Return the nodes in the natural order of their names: host10 after host2."""
-    return sorted(arrivals, key=lambda record: natural(record.node_id))
+    return sorted(arrivals, key=lambda record: natsort_key(record.node_id))
 
 
 def by_requested_rank(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
@@ -95,7 +95,7 @@ class by_topology:  # noqa: N801  used like the functions above; `choose` also s
 
     def __call__(self, arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG002
         """Return the nodes in order of rank."""
-        return sorted(arrivals, key=lambda record: (natural(self._domain(record)), natural(record.node_id)))
+        return sorted(arrivals, key=lambda record: (natsort_key(self._domain(record)), natsort_key(record.node_id)))
 
     def choose(self, candidates: Sequence[NodeRecord], kept: Sequence[NodeRecord], count: int) -> Sequence[NodeRecord]:
         """Return `count` of the candidates."""
@@ -120,7 +120,7 @@ class by_topology:  # noqa: N801  used like the functions above; `choose` also s
         return record.attributes.get(self.attribute, "")
 
 
-def natural(name: str) -> list[tuple[int, int, str, str]]:
+def natsort_key(name: str) -> list[tuple[int, int, str, str]]:
     """Return a sort key in which numbers compare as numbers: host2 before host10."""
     return [_part_sort_key(part) for part in re.findall("[0-9]+|[^0-9]+", name)]
 
@@ -143,9 +143,9 @@ def rank_order_named(name: str | RankOrder) -> RankOrder:
     orders: dict[str, RankOrder] = {
         "survivors_then_name": survivors_then_name,
         "survivors": survivors_first,
-        "in_place": in_place,
-        "arrival": by_arrival,
-        "name": by_name,
+        "in_place": keep_in_place,
+        "arrival": arrival_order,
+        "name": name_order,
         "requested": by_requested_rank,
     }
     return orders[name]

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from itertools import dropwhile, islice, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv.core.history import TimeSpent, round_interval_seconds, time_spent
+from rdzv.core.history import TimeSpent, seconds_between_rounds, time_spent
 from rdzv.core.state import WITH, Phase
-from rdzv.core.stuck.pace import StepOf, StepsOverview, summarize_steps
+from rdzv.core.stuck.pace import StepOf, StepsOverview, steps_overview
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -78,10 +78,10 @@ class RunStatus:
         return {**self.unfit, **banned, **where}
 
 
-def pace_of_run(status: RunStatus) -> StepsOverview:
+def run_steps_overview(status: RunStatus) -> StepsOverview:
     """Return the pace of a run's members."""
     timeout = status.settings.get("stall_timeout")
-    return summarize_steps(status.steps, stall_timeout=timeout if isinstance(timeout, (int, float)) else None)
+    return steps_overview(status.steps, stall_timeout=timeout if isinstance(timeout, (int, float)) else None)
 
 
 def node_states(status: RunStatus, pace: StepsOverview) -> dict[str, str]:
@@ -140,29 +140,29 @@ def run_state(status: RunStatus, pace: StepsOverview, counts: Mapping[str, int])
 def status_json(status: RunStatus) -> dict[str, Any]:
     """Return a status as JSON's types."""
     bootstrap, closing, resized, now = status.bootstrap, status.closing, status.resized, status.now
-    pace = pace_of_run(status)
+    pace = run_steps_overview(status)
     states = node_states(status, pace)
     meant, words = run_state(status, pace, counts := count_states(status, states))
 
     stands = f"no member has begun a step for {pace.limit:.0f} s" if pace.stands else ""
 
-    def to_unix(away: float | None, *, ahead: bool = False) -> float | None:
+    def age_to_unix(away: float | None, *, ahead: bool = False) -> float | None:
         return None if away is None else round(now + away if ahead else now - away, 1)
 
     def member_report(one: Participant) -> dict[str, Any]:
         waits_for, waited = status.awaits.get(one.node_id, ("", None))
         told = {"since": status.since.get(one.node_id), "waits_for": waits_for, "waited": waited}
-        return _member_as_json(one, status.steps.get(one.node_id), states.get(one.node_id, "left"), to_unix) | told
+        return _member_as_json(one, status.steps.get(one.node_id), states.get(one.node_id, "left"), age_to_unix) | told
 
     def ban_as_dict(one: Ban) -> dict[str, Any]:
-        return _pick_fields(one, ("reason", "by", "now", "ends_in")) | {"ends_at": to_unix(one.ends_in, ahead=True)}
+        return _pick_fields(one, ("reason", "by", "now", "ends_in")) | {"ends_at": age_to_unix(one.ends_in, ahead=True)}
 
     return {
         "version": VERSION,
         **_pick_fields(status, UNCHANGED),
         "phase": status.phase.value,
-        "phase_since": to_unix(status.phase_for),
-        "last_call_until": to_unix(status.last_call_left, ahead=True),
+        "phase_since": age_to_unix(status.phase_for),
+        "last_call_until": age_to_unix(status.last_call_left, ahead=True),
         "state": {"meant": meant, "words": words},
         "bootstrap": None if bootstrap is None else {"host": bootstrap[0], "port": bootstrap[1]},
         "closing": None
@@ -172,7 +172,7 @@ def status_json(status: RunStatus) -> dict[str, Any]:
         "pace": {
             "told": pace.told,
             "step": pace.step,
-            "step_at": None if pace.step is None else to_unix(pace.age),
+            "step_at": None if pace.step is None else age_to_unix(pace.age),
             "rate": round(pace.rate, 3),
             "limit": round(pace.limit, 1),
         },
@@ -180,7 +180,7 @@ def status_json(status: RunStatus) -> dict[str, Any]:
         "stuck": _node_reason_rows(pace.stuck, "why"),
         "slow": _node_reason_rows(pace.slow, "why"),
         "members": [member_report(one) for one in status.members],
-        "last_members": [_member_as_json(one, None, "left", to_unix) for one in status.last_members],
+        "last_members": [_member_as_json(one, None, "left", age_to_unix) for one in status.last_members],
         "waiting": [node_id for node_id in status.waiting if node_id not in status.spares],
         "spares": list(status.spares),
         "missing": [
@@ -189,13 +189,13 @@ def status_json(status: RunStatus) -> dict[str, Any]:
                 "how": one.describe(),
                 "kind": one.how,
                 "seconds_ago": one.ago,
-                "at": to_unix(one.ago),
+                "at": age_to_unix(one.ago),
                 "address": status.addresses.get(one.node_id),
                 "why": one.why,
             }
             for one in status.missing
         ],
-        "waiting_since": to_unix(status.waited),
+        "waiting_since": age_to_unix(status.waited),
         "since": dict(status.since),
         "addresses": dict(status.addresses),
         "attributes": {node_id: _as_json(dict(each)) for node_id, each in status.attributes.items()},
@@ -204,7 +204,7 @@ def status_json(status: RunStatus) -> dict[str, Any]:
         "unfit": _node_reason_rows(status.unfit, "reason"),
         "accused": [{"node_id": node_id, "by": by, "why": why} for node_id, by, why in status.accused],
         "draining": [
-            {"node_id": node_id, "seconds_left": round(left, 1), "until": to_unix(-left), "reason": reason}
+            {"node_id": node_id, "seconds_left": round(left, 1), "until": age_to_unix(-left), "reason": reason}
             for node_id, (left, reason) in status.draining.items()
         ],
         "resized": None if resized is None else _pick_fields(resized, ("min_nodes", "max_nodes", "reason", "by")),
@@ -229,7 +229,7 @@ def _node_reason_rows(reasons: Mapping[str, str], called: str) -> list[dict[str,
 
 
 def _member_as_json(
-    member: Participant, steps: StepOf | None, state: str, to_unix: Callable[[float], float | None]
+    member: Participant, steps: StepOf | None, state: str, age_to_unix: Callable[[float], float | None]
 ) -> dict[str, Any]:
     one = NO_STEPS if steps is None else steps
     return {
@@ -239,7 +239,7 @@ def _member_as_json(
         "state": state,
         "step": one.step,
         "step_age": None if steps is None else one.age,
-        "step_at": None if one.step is None else to_unix(one.age),
+        "step_at": None if one.step is None else age_to_unix(one.age),
         "report_age": None if steps is None else one.report_age,
         "step_rate": None if steps is None else one.rate,
         "busy": one.busy,
@@ -343,7 +343,7 @@ class Account:
         }
 
 
-def account(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
+def run_cost(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
     """Return a run's cost until `now` (None: the last known time); `waited`: seconds of the run's current wait."""
     total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
     if other := history.past.losses - reasons.total():
@@ -374,7 +374,7 @@ def find_closing_incident(chapter: Chapter) -> Incident | None:
 
 def round_lengths(chapters: Sequence[Chapter], now: float | None) -> list[float]:
     """Return each round's seconds until the next round, the closing, or `now`."""
-    lengths = [round_interval_seconds(*pair) for pair in pairwise(chapters)]
+    lengths = [seconds_between_rounds(*pair) for pair in pairwise(chapters)]
     if chapters:
         last = chapters[-1]
         known = [one.after for one in last.incidents if one.after is not None]

@@ -18,7 +18,7 @@ ARRIVALS_MOST = 1024  # the record of a round with more members does not list ar
 SINCE_MOST = 16  # node ids in each part of `Round.since`
 
 
-def bucket_with_rank_of(node_id: str, buckets: int) -> int:
+def rank_bucket_number(node_id: str, buckets: int) -> int:
     """Return the number of the bucket with a node's rank, the same on every machine."""
     return zlib.crc32(node_id.encode()) % buckets
 
@@ -80,7 +80,7 @@ class Round(Stored, kw_only=True):
             at = self.arrivals.find(two_bytes, at + 1)
         return at // 2 if at >= 0 else None
 
-    def field_error(self) -> str | None:
+    def why_invalid(self) -> str | None:
         """Return why the record is invalid; None if valid."""
         return "ends with half of an arrival" if len(self.arrivals) % 2 else None
 

@@ -51,7 +51,7 @@ class Ending:
         return self.kind is not EndKind.AGREED
 
 
-class WorkPhase(Enum):
+class MemberPhase(Enum):
     """The phases of a member in its round."""
 
     AT_WORK = "at work"
@@ -59,7 +59,7 @@ class WorkPhase(Enum):
     FAILED = "failed"  # the member's work failed; it asks which member failed first
 
 
-class NextAction(Enum):
+class NextAfterWork(Enum):
     """What a member does once its work has ended."""
 
     MEET_AGAIN = "meet again"

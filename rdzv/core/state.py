@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.questions import OperatorQuestion
     from rdzv.core.round import Round
-    from rdzv.core.stopping import Stop
+    from rdzv.core.stopping import RoundStop
     from store.messages import Cause
 
 NAMED_MOST = 64  # the most node ids in a message; counts have no limit
@@ -150,7 +150,7 @@ class Ban(Stored, kw_only=True):
         return f"banned{where}{terms}{f': {self.reason}' if self.reason else ''}"
 
 
-class BanEnd(Stored, kw_only=True):
+class Unban(Stored, kw_only=True):
     """A lifted ban."""
 
     called = "the lifting of a ban"
@@ -189,7 +189,7 @@ class Progress(Stored, kw_only=True):
     departed_ids: tuple[str, ...] = ()
     last_arrival: int = 0  # the `NodeRecord.arrival` of the waiting node that arrived last
     problem: Prose = ""  # why no round completes though there are enough nodes, such as a `rank_order` that fails
-    spare_ids: tuple[str, ...] = ()  # nodes left out (see `View.left_out`), and spares by a rank order's `choose`
+    spare_ids: tuple[str, ...] = ()  # nodes left out (see `TermView.left_out`), and spares by a rank order's `choose`
     absent: AbsenceReport = AbsenceReport()
     given_up: Prose = ""  # the round that waiting nodes have given up, and why; empty for none
     why_lost: tuple[tuple[str, str], ...] = ()  # members expelled although alive, and why
@@ -197,7 +197,7 @@ class Progress(Stored, kw_only=True):
     left_early: bool = False  # True: a member has left at another step than agreed
     draining: tuple[str, ...] = ()  # live members that an operator has asked to leave
 
-    def after_commit(self, number: int, *, size: int) -> Progress | None:
+    def for_round_commit(self, number: int, *, size: int) -> Progress | None:
         """Return the progress to write in this round's commit; None if left-over or absent nodes need a report."""
         if self.joined != size or self.absent.count:
             return None
@@ -264,8 +264,8 @@ class Head:
     progress_at: float = 0.0  # when this node received `progress`, on its clock
     progress_found: bool = False  # True: `progress` was in the watch's snapshot, so its age is unknown
     bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
-    unbans: Mapping[str, BanEnd] = field(default_factory=lambda: MappingProxyType({}))
-    stop: Stop | None = None
+    unbans: Mapping[str, Unban] = field(default_factory=lambda: MappingProxyType({}))
+    stop: RoundStop | None = None
     drains: Mapping[str, AnnouncedDrain] = field(default_factory=lambda: MappingProxyType({}))
     resized: Resized | None = None
     questions: Mapping[str, OperatorQuestion] = field(default_factory=lambda: MappingProxyType({}))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 STEP_MOST = 2**63  # steps are less than this: a message carries 64 bits
 
 
-class Stop(Stored, kw_only=True):
+class RoundStop(Stored, kw_only=True):
     """The question which steps a round's members have begun; later, in the same key, the decision where to stop."""
 
     called = "the step to stop at"
@@ -73,7 +73,7 @@ class Resized(Stored, kw_only=True):
     revision: int = 0  #: the revision of this write
 
 
-class BegunStep(Stored, kw_only=True):
+class LastBegun(Stored, kw_only=True):
     """A member's answer: the largest step that it has begun in a round."""
 
     called = "a member's step"
@@ -107,10 +107,10 @@ class StopNegotiation:
     def __init__(self) -> None:
         self.has_written: bool = False  # True: this coordinator has written a question or decision
         self.has_read_all: bool = False  # all answers in the store
-        self._answers: dict[str, BegunStep] = {}  # the last answer of each node, of any round
-        self._asked: Stop | None = None  # the last record that this coordinator wrote
+        self._answers: dict[str, LastBegun] = {}  # the last answer of each node, of any round
+        self._asked: RoundStop | None = None  # the last record that this coordinator wrote
 
-    def note_answer(self, node_id: str, begun: BegunStep | None) -> None:
+    def note_answer(self, node_id: str, begun: LastBegun | None) -> None:
         """Record a member's answer; None: all answers in the store have been read."""
         if begun is None:
             self.has_read_all = True
@@ -120,14 +120,14 @@ class StopNegotiation:
     def next_stop_record(
         self,
         round: int,
-        standing: Stop | None,
+        standing: RoundStop | None,
         *,
         why: str,
         for_newcomers: bool,
         closing: bool,
         members: Collection[str],
         some_have_gone: bool,
-    ) -> tuple[Stop, int] | None:
+    ) -> tuple[RoundStop, int] | None:
         """Return the record to write, and the revision that it replaces; None if none is due. Change nothing.
 
         `round` is the last round's number, `standing` the last record that this node has seen in the store. `why` says
@@ -138,11 +138,11 @@ class StopNegotiation:
             standing = self._asked  # the watch has not delivered this coordinator's own write yet
         seen = 0 if standing is None else standing.revision
         if standing is None or standing.round != round:
-            return (Stop(round=round, why=why, for_newcomers=for_newcomers), seen) if why else None
+            return (RoundStop(round=round, why=why, for_newcomers=for_newcomers), seen) if why else None
         better = bool(why) and standing.for_newcomers and not for_newcomers  # a stronger reason
         if standing.decided:
             # The second decision, too, is to leave at once, as no answer has a step.
-            return (Stop(round=round, decided=True, why=why), seen) if better and standing.step is None else None
+            return (RoundStop(round=round, decided=True, why=why), seen) if better and standing.step is None else None
         # The answer of a member that has left meanwhile counts, too: it may have begun a step with the others.
         answers = {who: begun.step for who, begun in tuple(self._answers.items()) if begun.round == round}
         if not self.has_read_all or any(node_id not in answers for node_id in members):
@@ -151,9 +151,9 @@ class StopNegotiation:
         if closing and (None in answers.values() or some_have_gone):
             step = None
         why, for_newcomers = (why, False) if better else (standing.why, standing.for_newcomers)
-        return Stop(round=round, decided=True, step=step, why=why, for_newcomers=for_newcomers), seen
+        return RoundStop(round=round, decided=True, step=step, why=why, for_newcomers=for_newcomers), seen
 
-    def note_written(self, stop: Stop) -> None:
+    def note_written(self, stop: RoundStop) -> None:
         """Record that this coordinator has written `stop`, at its `revision`."""
         self._answers = {who: begun for who, begun in self._answers.items() if begun.round == stop.round}
         self._asked, self.has_written = stop, True
@@ -167,12 +167,12 @@ class StepGate:
         self.at_end: bool = False  # True: the member's body has finished, and so has its last step
         self.refused: int | None = None  # the step that was not begun or not finished because the round was over
         self.decided: bool = False
-        self.stop: int | None = None  # see `Stop.step`
+        self.stop: int | None = None  # see `RoundStop.step`
         self.why: str = ""
-        self.for_newcomers: bool = False  # see `Stop`
+        self.for_newcomers: bool = False  # see `RoundStop`
         self._asked = False
 
-    def begin_step(self, step: int) -> bool:
+    def try_begin_step(self, step: int) -> bool:
         """Begin this step; return False if the gate is closed: then wait for the decision, and call `must_leave`."""
         self.begun, self.refused = step, None  # write `begun` before reading `_asked`: see the module
         return not self._asked
@@ -198,7 +198,7 @@ class StepGate:
 
     @property
     def last_finished_step(self) -> int | None:
-        """The last step that this member has finished: -1 without any; None before `begin_step`."""
+        """The last step that this member has finished: -1 without any; None before `try_begin_step`."""
         if self.refused is not None:
             return max(self.refused - 1, -1)
         return None if self.begun is None else max(self.begun - (not self.at_end), -1)

@@ -22,7 +22,7 @@ import msgpack
 
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from store.printable import make_logger
-from store.records import ConvertedText, Record, Unfit, brief
+from store.records import ConvertedTextKind, Record, UnfitError, brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -49,7 +49,7 @@ def checked_text(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> s
     return fit_bytes(given, most=most)
 
 
-Prose = Annotated[str, ConvertedText(fit_bytes)]
+Prose = Annotated[str, ConvertedTextKind(fit_bytes)]
 """The type of a text field, which `fit_bytes` cuts."""
 
 
@@ -70,7 +70,7 @@ class Stored(Record):
     @classmethod
     def unpack(cls, value: bytes, **outside: object) -> Self:
         """Return the record in a value, with these `outside` fields; raise `RendezvousStateError` if invalid."""
-        return unpack(cls.called, value, lambda plain: cls.read(_row_of_plain(cls, plain, outside)))
+        return unpack(cls.called, value, lambda plain: cls.read(_field_values(cls, plain, outside)))
 
     @classmethod
     def unpack_or_log(cls, key: str, value: bytes, **outside: object) -> Self | None:
@@ -110,7 +110,7 @@ def _plain_record(noun: Stored) -> object:
     return [row[place] for place, _, _ in _stored_fields(type(noun))]
 
 
-def _row_of_plain(kind: type[Stored], plain: Any, outside: dict[str, object]) -> object:
+def _field_values(kind: type[Stored], plain: Any, outside: dict[str, object]) -> object:
     if type(plain) is list:
         inside = _stored_fields(kind)
         if not outside:
@@ -128,7 +128,7 @@ def _row_of_plain(kind: type[Stored], plain: Any, outside: dict[str, object]) ->
 def _pack_or_raise(what: str, plain: Callable[[], object]) -> bytes:
     try:
         return pack(plain())
-    except (Unfit, TypeError, ValueError, OverflowError) as error:  # the value is invalid, or msgpack cannot carry it
+    except (UnfitError, TypeError, ValueError, OverflowError) as error:  # invalid, or msgpack cannot carry it
         raise RendezvousSettingsError(f"{what} cannot be written: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Folds the events of nodes into a `View`, the state of a run as its coordinator knows it.
+"""Folds the events of nodes into a `TermView`, the state of a run as its coordinator knows it.
 
 A node's state follows from its record:
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.round import Member, Round
     from rdzv.core.state import Ban, Head, LastCoordinator
-    from rdzv.core.stopping import BegunStep
+    from rdzv.core.stopping import LastBegun
     from store.messages import Event
 
 _WHY: dict[str, str] = {  # how a node's lease ended, in words
@@ -50,7 +50,7 @@ class _GoneMember(NamedTuple):
 
 
 class StuckMember(NamedTuple):
-    """For `View.apply_task_result`: a member of this round must be expelled although its lease is live."""
+    """For `TermView.apply_fact`: a member of this round must be expelled although its lease is live."""
 
     round: int
     arrival: int
@@ -58,21 +58,21 @@ class StuckMember(NamedTuple):
     why: str
 
 
-class Standstill(NamedTuple):
-    """For `View.apply_task_result`: a sentence saying that no member of this round makes progress, or empty."""
+class StandstillReport(NamedTuple):
+    """For `TermView.apply_fact`: a sentence saying that no member of this round makes progress, or empty."""
 
     round: int
     said: str
 
 
 class StopAnswer(NamedTuple):
-    """For `View.apply_task_result`: the step that a member says it has begun; None: all answers so far are read."""
+    """For `TermView.apply_fact`: the step that a member says it has begun; None: all answers so far are read."""
 
     node_id: str = ""
-    begun: BegunStep | None = None
+    begun: LastBegun | None = None
 
 
-class View:
+class TermView:
     """A run's state as its coordinator knows it. Only the deciding task changes a view, never while `decide` runs.
 
     Without `tells_causes`, the store (etcd) does not say how a key's lease ended, so a deleted record's lease counts as
@@ -189,12 +189,12 @@ class View:
         believed = self.accusations.member_to_expel(round=self.number, live=self.live)
         return believed or next((one for one in self._stuck.items() if one[0] in self.live), None)
 
-    def apply_task_result(self, fact: StuckMember | Standstill | StopAnswer) -> None:
+    def apply_fact(self, fact: StuckMember | StandstillReport | StopAnswer) -> None:
         """Apply a fact from another task, unless it is about another round or arrival."""
         match fact:
             case StopAnswer(node_id, begun):
                 self.agreement.note_answer(node_id, begun)
-            case Standstill(round=number, said=said) if number == self.number:
+            case StandstillReport(round=number, said=said) if number == self.number:
                 self.standstill = said
             case StuckMember(round=number, arrival=arrival, node_id=node_id, why=why) if number == self.number:
                 if node_id in self.live and self.records[node_id].arrival == arrival:
@@ -273,7 +273,7 @@ class View:
         self._lost_before = lost - self.members.keys()
         self._missed.clear()
         self._unnamed = {True: 0, False: 0}
-        self.absences.note_round()
+        self.absences.reset_for_round()
         self.why_lost.clear()
         self._stuck.clear()
         self.standstill, self.left_early = "", False
@@ -398,7 +398,7 @@ class CommitRejection(NamedTuple):
 class Picture:
     """The input of `decide`, which does not change during the call; `decide` may run in another thread."""
 
-    view: View
+    view: TermView
     head: Head
     told: Progress | None = None  # the last progress written, by this coordinator or the previous one
     told_at: float = 0.0

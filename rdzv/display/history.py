@@ -115,7 +115,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
 
     for chapter, length in zip(history.chapters, round_lengths(history.chapters, now), strict=True):
         gone = {node_id: one for one in chapter.incidents if one.kind in ("lost", "left") for node_id in one.node_ids}
-        stopped = min(_uptime_seconds(chapter, length), length)
+        stopped = min(_trained_seconds(chapter, length), length)
         text = f"round {chapter.number}: {plural(chapter.size)}"
         bands.append((*_new_span("round", began, stopped, text), chapter.number, chapter.size))
         if length > stopped:
@@ -163,7 +163,7 @@ def _new_span(kind: str, began: float, seconds: float, text: str) -> TimelineSpa
     return TimelineSpan(kind, round(began, 3), round(max(seconds, 0.0), 3), text)
 
 
-def _uptime_seconds(chapter: Chapter, length: float) -> float:
+def _trained_seconds(chapter: Chapter, length: float) -> float:
     """Return the seconds until the round stopped or lost its first member; `length` if neither is known."""
     gone = [one.after for one in chapter.incidents if one.kind in ("lost", "left") and one.after is not None]
     return min([length, *([] if chapter.stopped is None else [chapter.stopped]), *gone])

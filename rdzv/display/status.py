@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rdzv._version import __version__
 from rdzv.config.resizing import describe_size
 from rdzv.core.absent import node_label
-from rdzv.core.report import count_states, node_states, pace_of_run, run_state, status_as_of
+from rdzv.core.report import count_states, node_states, run_state, run_steps_overview, status_as_of
 from rdzv.display.history import utc_time
 from store.net.address import join_host_port
 from store.printable import printable, short_names, time_text
@@ -27,7 +27,7 @@ SETTINGS_SHOWN = ("min_nodes", "max_nodes", "node_unit", "last_call_timeout")
 
 def summary_lines(status: RunStatus) -> list[str]:
     """Return the first lines of a status: phase and reason, round, numbers of nodes, settings."""
-    pace = pace_of_run(status)
+    pace = run_steps_overview(status)
     found = count_states(status, node_states(status, pace))
     lines = [
         f"run {status.run_id}: {status.phase.value}: {status.reason}",
@@ -68,7 +68,7 @@ def problem_lines(status: RunStatus) -> list[str]:
     lines = [f"    missing  {_node_name(status, one.node_id)}: {one.describe()}" for one in status.missing]
     if status.missing_count > len(status.missing):
         lines.append(f"    missing  and {status.missing_count - len(status.missing)} more")
-    pace = pace_of_run(status)
+    pace = run_steps_overview(status)
     for kind, found in (("stuck", pace.stuck), ("slow", pace.slow)):
         lines.extend(f"  {kind:>9}  {node_id}: {why}" for node_id, why in found.items())
     lines.extend(f"    accused  {node_id}: by {by}: {why}" for node_id, by, why in status.accused)

@@ -13,7 +13,7 @@ import anyio
 from aiohttp import web
 
 from rdzv.core.live.changes import server_sent_event
-from rdzv.core.report import account
+from rdzv.core.report import run_cost
 from rdzv.display.history import history_as_json, timeline
 from rdzv.display.pages import live_page
 from rdzv.http.access_rules import access_rules_for
@@ -108,7 +108,7 @@ class _MonitoringPages:
         history, now = await self.runs.history(run_id)
         if request.path.endswith("/timeline"):
             return web.json_response(timeline(run_id, history, now=now))
-        return web.json_response(history_as_json(run_id, history, account(run_id, history, now=now)))
+        return web.json_response(history_as_json(run_id, history, run_cost(run_id, history, now=now)))
 
     async def _stream_events(self, request: web.Request) -> web.StreamResponse:
         if self._listeners >= LISTENERS_MOST:
@@ -137,8 +137,8 @@ class _MonitoringPages:
         runs = await self.runs.list_live_and_ended()
         going_on = [one for one in runs if one["closed"] is None] or runs
         chosen = run_id or (going_on[0]["run_id"] if runs else "")
-        run = await self.runs.page_state(chosen) if chosen else None
-        now = self.runs.followed.time_of_day(chosen)
+        run = await self.runs.web_page_state(chosen) if chosen else None
+        now = self.runs.followed.unix_time(chosen)
         return {"now": now, "store": self._server.store_id, "chosen": chosen, "runs": runs, "run": run}
 
 

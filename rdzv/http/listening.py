@@ -68,7 +68,7 @@ class _HttpConnections:
         try:
             return await handler(request)
         finally:
-            self._table.end_request(visitor)
+            self._table.mark_unauthenticated(visitor)
             self._table.limit_handshake(visitor, ASKS_AGAIN_WITHIN, visitor.abort)
 
     def protocol(self, handler: asyncio.Protocol, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:

@@ -19,9 +19,9 @@ from rdzv.core.keys import Keys
 from rdzv.core.report import status_json
 from rdzv.display.history import history_text
 from rdzv.node.link.followed_runs import FollowedRuns
-from rdzv.node.run.status import read_history, read_run_time, read_usage
+from rdzv.node.run.status import read_history, read_run_time, usage_by_run
 from store import Client
-from store.net.tasks import run_together
+from store.net.tasks import run_to_completion
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -117,7 +117,7 @@ class RunReader:
 
     async def _read_live_runs(self) -> list[dict[str, Any]]:
         now = self.client.time()
-        usages = await read_usage(self.client, self._prefix)
+        usages = await usage_by_run(self.client, self._prefix)
         before, self.over = self.over, {}
         await self.followed.drop_unused()
         unknown = []
@@ -129,7 +129,7 @@ class RunReader:
         live = []
         for at in range(0, len(unknown), COUNTED_AT_ONCE):
             some = unknown[at : at + COUNTED_AT_ONCE]
-            nodes = await run_together(*(self.client.count(Keys(self._prefix, id).nodes) for id in some))
+            nodes = await run_to_completion(*(self.client.count(Keys(self._prefix, id).nodes) for id in some))
             for id, count in zip(some, nodes, strict=True):
                 summary = (await self.followed.follow_and_refresh(id)).summary() if count else None
                 if summary is not None and any(summary[name] for name in ("members", "waiting", "spares")):
@@ -149,17 +149,17 @@ class RunReader:
         return {
             **status_json(status),
             "history": history_text(history)[-HISTORY_LINES:],
-            "cost": run.account().as_json(),
+            "cost": run.run_cost().as_json(),
         }
 
-    async def page_state(self, run_id: str) -> dict[str, Any] | None:
+    async def web_page_state(self, run_id: str) -> dict[str, Any] | None:
         """Return one run for the page, without values that time alone changes; None if the run does not exist."""
         if not await self.client.count(Keys(self._prefix, run_id).root):
             return None
-        return await self._cached(f"{run_id}/", partial(self._read_page_state, run_id))
+        return await self._cached(f"{run_id}/", partial(self._read_web_page_state, run_id))
 
-    async def _read_page_state(self, run_id: str) -> dict[str, Any]:
-        return (await self.followed.follow_and_refresh(run_id)).page_state()
+    async def _read_web_page_state(self, run_id: str) -> dict[str, Any]:
+        return (await self.followed.follow_and_refresh(run_id)).web_page_state()
 
     async def history(self, run_id: str) -> tuple[History, float]:
         """Return a run's history and the present time on its clock; raise `NoSuchRun` if the run does not exist."""

@@ -7,8 +7,8 @@ from rdzv.core.keys import Keys as Keys
 from rdzv.core.questions import KILL as KILL
 from rdzv.core.questions import STACKS as STACKS
 from rdzv.core.round_life import EndKind as EndKind
-from rdzv.core.round_life import NextAction as NextAction
-from rdzv.core.round_life import WorkPhase as WorkPhase
+from rdzv.core.round_life import MemberPhase as MemberPhase
+from rdzv.core.round_life import NextAfterWork as NextAfterWork
 from rdzv.core.state import MOVES as MOVES
 from rdzv.core.state import leaving_in_words as leaving_in_words
 from rdzv.core.stuck.tally import RunCounts as RunCounts

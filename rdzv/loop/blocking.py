@@ -89,7 +89,7 @@ class Round(MemberOfRound):
 
     async def _wait_for_stop_decision(self) -> None:
         known = Flag()
-        self._membership.call_once(lambda: self.gate.decided or self.monitor.is_over or None, lambda _: known.set())
+        self._membership.notify_once(lambda: self.gate.decided or self.monitor.is_over or None, lambda _: known.set())
         known.wait()
 
     async def _leave_body(self) -> NoReturn:

@@ -9,10 +9,10 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, SupportsIndex, TypeVar, get_args
 
-from rdzv.config.config_errors import shown
+from rdzv.config.config_errors import brief
 from rdzv.config.parameters import Parameter
 from rdzv.config.value_types import duration, whole_number
-from rdzv.core.round_life import Ending, EndKind, NextAction, find_give_up_error
+from rdzv.core.round_life import Ending, EndKind, NextAfterWork, find_give_up_error
 from rdzv.core.stopping import as_step
 from rdzv.core.stuck.tally import RunCounts
 from rdzv.errors import (
@@ -59,7 +59,7 @@ class LoopOptions:
 
     def __post_init__(self) -> None:
         if self.on_waiting not in get_args(OnWaiting):
-            raise RendezvousSettingsError(f'on_waiting={shown(self.on_waiting)} must be "now" or "wait"')
+            raise RendezvousSettingsError(f'on_waiting={brief(self.on_waiting)} must be "now" or "wait"')
         object.__setattr__(self, "no_progress", NO_PROGRESS.read(self.no_progress))
 
 
@@ -88,10 +88,10 @@ class RoundLoop(Generic[SomeRound]):
             if self.options.progress is not None:
                 self._finished = as_step(self.options.progress(), "progress()")
         else:
-            self.last.check_was_left()
+            self.last.require_left()
             await self._record_progress(self.last)
         while not self.node.is_draining:
-            self.node.progress = self._finished  # other members read this value in this node's record
+            self.node.finished_step = self._finished  # other members read this value in this node's record
             try:
                 info = await await_if_async(self._handler.next_rendezvous())
             except RendezvousGracefulExitError:
@@ -128,7 +128,7 @@ class RoundLoop(Generic[SomeRound]):
         achieved = round.monitor.membership.beats.has_progressed or (progress is not None and self._finished > before)
 
         def count_round(tally: bytes) -> bytes:
-            return RunCounts.of(tally).after(round.number, failed=round.monitor.round_failed, achieved=achieved).pack()
+            return RunCounts.of(tally).after(round.number, failed=round.monitor.has_failed, achieved=achieved).pack()
 
         if self.options.no_progress:
             with contextlib.suppress(RendezvousError):  # if the store stays unreachable, `next_rendezvous` raises
@@ -209,7 +209,7 @@ class MemberOfRound(NotPicklable, ABC):
         self.previous: Previous | None = None if last is None else Previous(last.rank, *round.since)
         self.newest: tuple[int, int] | None = round.newest
         self.gate: StepGate = membership.gate
-        finished = node.progress  # as in this member's record; `newest` is computed from all members' records
+        finished = node.finished_step  # as in this member's record; `newest` is computed from all members' records
         self.lags: bool = round.newest is not None and finished is not None and 0 <= finished < round.newest[1]
         self.store = info.store
         self._info = info
@@ -231,7 +231,7 @@ class MemberOfRound(NotPicklable, ABC):
         self._is_entered = True
         self.monitor.start()
 
-    def check_was_left(self) -> None:
+    def require_left(self) -> None:
         """Raise an error unless this round was entered and left."""
         if not self._is_entered:
             raise RendezvousStateError("enter each round: write `async with round:` or `with round:` in the loop")
@@ -271,7 +271,7 @@ class MemberOfRound(NotPicklable, ABC):
             outcome = await self.monitor.on_work_end(
                 error, in_node=lambda work: await_if_async(self._handler.call(work)), release=self._release_resources
             )
-            if outcome is not NextAction.MEET_AGAIN:
+            if outcome is not NextAfterWork.MEET_AGAIN:
                 verdict = find_give_up_error(error)
                 if verdict is not None and isinstance(error, ExceptionGroup):
                     raise verdict from error
@@ -316,7 +316,7 @@ class MethodsForBody(MemberOfRound):
             await self._leave_body()
         if self.monitor.ending is None:
             step = self._membership.beats.beat(step)
-            if self.gate.begin_step(step):
+            if self.gate.try_begin_step(step):
                 return
             if not self.gate.decided:
                 self._handler.check_usable()  # raises in a forked child, where no node would report the decision

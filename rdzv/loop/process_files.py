@@ -45,7 +45,7 @@ def clear_step_folder(folder: Path) -> None:
                 path.unlink()
 
 
-def note_slowest_step(membership: Membership, folder: Path) -> None:
+def note_lowest_step(membership: Membership, folder: Path) -> None:
     """Read and record the step of a node's processes now."""
     step = _lowest_step(folder)
     if step is not None:
@@ -54,7 +54,7 @@ def note_slowest_step(membership: Membership, folder: Path) -> None:
 
 async def _note_process_steps(node: Node, membership: Membership, folder: Path) -> None:
     while membership.over is None:
-        step = await node.loop.run_in_thread(lambda: _lowest_step(folder))  # a disk that hangs must not block the node
+        step = await node.loop.run_in_new_thread(lambda: _lowest_step(folder))  # a hung disk must not block the node
         if step is not None:
             membership.beats.beat(step)
         await anyio.sleep(LOOKS_EVERY)

@@ -20,8 +20,8 @@ from rdzv.core.round_life import (
     ASK_WITHIN,
     Ending,
     EndKind,
-    NextAction,
-    WorkPhase,
+    MemberPhase,
+    NextAfterWork,
     find_give_up_error,
     is_genuine_failure,
     loss_known_within,
@@ -70,7 +70,7 @@ class RoundMonitor:
     _: KW_ONLY
     lets_newcomers_wait: bool = False  # True if waiting nodes must not interrupt work that begins no steps
     finished: str = FINISHED  # the reason for closing the run once all members have finished
-    phase: WorkPhase = WorkPhase.AT_WORK
+    phase: MemberPhase = MemberPhase.AT_WORK
     blames_others: bool = False  # True if this member's work failed because of other members
     all_have_finished: bool = False  # as far as this member has read
     stopped: bool = False
@@ -94,7 +94,7 @@ class RoundMonitor:
         return True in self._endings
 
     @property
-    def round_failed(self) -> bool:
+    def has_failed(self) -> bool:
         """True if the round has ended by a failure, loss, removal, or departure in mid-step."""
         gone = (EndKind.LOST, EndKind.LEFT, EndKind.FAILED, EndKind.DROPPED)
         return self.blames_others or (self.ending is not None and self.ending.kind in gone)
@@ -114,14 +114,16 @@ class RoundMonitor:
         ending = None if self.has_ended_abruptly else self._find_ending()
         if ending is not None:
             self.note_ending(ending)
-        if self.phase is WorkPhase.FAILED and self._have_others_rejoined():
+        if self.phase is MemberPhase.FAILED and self._have_others_rejoined():
             self._cancel_wait()
 
     def note_ending(self, ending: Ending) -> None:
         """Record the first ending, or a later one that replaces an agreement to leave. Thread-safe."""
         if self._record_ending(ending):
             self.on_end(ending)
-            if self.phase is not WorkPhase.AT_WORK:  # after the work, this runs in the node's thread, where the wait is
+            if (
+                self.phase is not MemberPhase.AT_WORK
+            ):  # after the work, this runs in the node's thread, where the wait is
                 self._cancel_wait()
 
     def _record_ending(self, ending: Ending) -> bool:
@@ -137,8 +139,8 @@ class RoundMonitor:
         if membership.over is not None:
             why = f"this node was dropped: {membership.over}" if membership.dropped else membership.over
             return Ending(kind=EndKind.DROPPED, reason=why)
-        head, progress, round = membership.head, membership.progress, membership.round
-        at_end = self.phase is WorkPhase.AT_END
+        head, progress, round = membership.head, membership.coordinator_report, membership.round
+        at_end = self.phase is MemberPhase.AT_END
         stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # this member begins no (more) steps
         for change in unreported_changes([], head, round=round, dropped=None, node_id=membership.node_id):
             match change:
@@ -157,14 +159,14 @@ class RoundMonitor:
         if at_end and progress.live < round.size:
             # This member has finished, so it reaches no agreed step. If other members stop unfinished, all meet again.
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
-        if self.phase is WorkPhase.AT_WORK and progress.live < round.size and round.in_steps and not gate.decided:
+        if self.phase is MemberPhase.AT_WORK and progress.live < round.size and round.in_steps and not gate.decided:
             # A member has rejoined without an agreed stop: its step failed, and others may wait for it in that step.
             return Ending(kind=EndKind.LEFT, reason="left: a member meets again, and all had not agreed to")
         return None
 
     def _have_others_rejoined(self) -> bool:
         """Return True if all other members have arrived for the next round: then none of them has died."""
-        progress = self.membership.progress
+        progress = self.membership.coordinator_report
         return progress is not None and progress.live <= 1 and not (progress.lost or progress.departed)
 
     @property
@@ -173,7 +175,7 @@ class RoundMonitor:
 
         If all leave at once for newcomers, a departure counts, too: members that call no `check` may wait for it.
         """
-        progress = self.membership.progress
+        progress = self.membership.coordinator_report
         return progress is not None and progress.left_early
 
     async def on_work_end(
@@ -182,7 +184,7 @@ class RoundMonitor:
         *,
         in_node: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]],
         release: Callable[[], Awaitable[None]],
-    ) -> NextAction:
+    ) -> NextAfterWork:
         """Act on the end of the member's work.
 
         `failure` is the work's error, or its description; None: success. `in_node` runs a coroutine in the node's loop.
@@ -192,14 +194,14 @@ class RoundMonitor:
         verdict = find_give_up_error(failure)
         if verdict is not None:
             await in_node(self._give_up_run(verdict))
-            return NextAction.GIVE_UP
+            return NextAfterWork.GIVE_UP
         if failure is None:
             if self.ending is None:
                 await in_node(self._wait_until_all_finish())
-            return NextAction.MEET_AGAIN
+            return NextAfterWork.MEET_AGAIN
         is_own = is_genuine_failure(failure, self.node.run_id)
         if is_own is None:
-            return NextAction.RAISE
+            return NextAfterWork.RAISE
         if not is_own or self.has_ended_abruptly:
             self.notify()  # look again: the node may read of a loss only after the work has failed
             if self.ending is None:  # the node has not read of the end yet, or the error is of another round
@@ -207,13 +209,13 @@ class RoundMonitor:
                 if self.membership.gate.is_waited_for:
                     # Others wait for this member in a step. Report a departure: an arrival alone means an agreed stop.
                     await in_node(self._leave())
-            return NextAction.MEET_AGAIN
-        self.phase = WorkPhase.FAILED
+            return NextAfterWork.MEET_AGAIN
+        self.phase = MemberPhase.FAILED
         if await in_node(self._claim_failure(failure)):
             await release()
             await in_node(self._wait_for_possible_loss())
         self.blames_others = True in self._endings  # the round may have ended during `_wait_for_possible_loss`
-        return NextAction.MEET_AGAIN if self.blames_others else NextAction.RAISE
+        return NextAfterWork.MEET_AGAIN if self.blames_others else NextAfterWork.RAISE
 
     async def _leave(self) -> None:
         with contextlib.suppress(RendezvousError):  # if the store cannot be reached, this member's lease expires
@@ -230,7 +232,7 @@ class RoundMonitor:
 
         If this member cannot report that it has finished, return, so that it meets again with the others.
         """
-        self.phase = WorkPhase.AT_END
+        self.phase = MemberPhase.AT_END
         self.membership.beats.finish_all_steps()  # no member expects more steps of this member
         self.membership.gate.note_body_end()
         self.notify()

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, TypeVar, U
 import anyio
 from anyio.lowlevel import checkpoint
 
-from rdzv.backends.builtin import create_handler
-from rdzv.config.config_errors import refuse, shown
+from rdzv.backends.builtin import handler_for_url
+from rdzv.config.config_errors import brief, refuse
 from rdzv.errors import RendezvousStateError, RoundChanged, mark_run
 from rdzv.loop.member import HAS_FAILED, LoopOptions, MethodsForBody, OnWaiting, RoundLoop
 from rdzv.node.handler import Handler
@@ -99,9 +99,9 @@ class _RoundGenerator(AsyncGenerator[SomeRound, None]):
 
 def make_handler(url: str, overrides: Mapping[str, Any]) -> Handler:
     """Return a URL's built-in handler, unconnected; raise RendezvousSettingsError for a wrong URL or other backend."""
-    handler = create_handler(url, overrides)
+    handler = handler_for_url(url, overrides)
     if not isinstance(handler, Handler):
-        what = f"the backend of {shown(url.partition('?')[0])} is a third party's"
+        what = f"the backend of {brief(url.partition('?')[0])} is a third party's"
         refuse(f"{what}, and has neither rounds nor a store to open; use tcp or etcd")
     return handler
 

@@ -51,7 +51,7 @@ def blocking_method(
     @functools.wraps(verb)
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
         node = self.node
-        call = self._third_party_method(verb.__name__) if node is None else functools.partial(verb, node)
+        call = self._get_backend_method(verb.__name__) if node is None else functools.partial(verb, node)
         done: T = self.call(call(*args, **kwargs), must_complete=verbs.is_shielded_verb(verb))
         return done
 
@@ -96,7 +96,7 @@ class Handler(NodeView, RendezvousHandler):
         check = node.settings.health_check
         if check is None:
             return None
-        return lambda: self._loop.run_in_thread(lambda: asyncio.run(run_health_check(check)))
+        return lambda: self._loop.run_in_new_thread(lambda: asyncio.run(run_health_check(check)))
 
     def _make_info(self, membership: Membership) -> RendezvousInfo:
         assert isinstance(self._inner, AsyncHandler)
@@ -113,7 +113,7 @@ class Handler(NodeView, RendezvousHandler):
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
         return self.node
 
-    def _third_party_method(self, name: str) -> Callable[..., Any]:
+    def _get_backend_method(self, name: str) -> Callable[..., Any]:
         method = getattr(self._inner, name, None)
         if method is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
@@ -121,12 +121,12 @@ class Handler(NodeView, RendezvousHandler):
 
     def changes(self) -> BlockingChanges:
         """Return the round's changes as they happen; see the async handler's `changes`."""
-        changes = self._inner.changes if isinstance(self._inner, AsyncHandler) else self._third_party_method("changes")
+        changes = self._inner.changes if isinstance(self._inner, AsyncHandler) else self._get_backend_method("changes")
         return BlockingChanges(changes(), self.call)
 
     def statuses(self) -> Iterator[RunStatus]:
         """Yield the run's status now, and after each change, until the run is closed."""
-        with BlockingStream(contextlib.aclosing(self._third_party_method("statuses")()), self.call) as statuses:
+        with BlockingStream(contextlib.aclosing(self._get_backend_method("statuses")()), self.call) as statuses:
             yield from statuses
 
     def connect(self) -> None:
@@ -142,17 +142,17 @@ class Handler(NodeView, RendezvousHandler):
         if client is not None:
             client.close()
         try:
-            closing = self._begin_to_close()
+            closing = self._spawn_close()
         except RendezvousStateError:
             return  # closed before
         except BaseException:
-            self._begin_to_close()  # a signal handler may have raised before the closing began
+            self._spawn_close()  # a signal handler may have raised before the closing began
             raise
         wait_for_result(closing)
 
-    def _begin_to_close(self) -> Call[None]:
+    def _spawn_close(self) -> Call[None]:
         closing = self._loop.spawn((self.node or self._inner).aclose())
-        closing.over.call(self._loop.stop_using)
+        closing.over.call_when_set(self._loop.stop_using)
         return closing
 
     def call(self, work: Awaitable[T], *, must_complete: bool = False) -> T:
@@ -182,7 +182,7 @@ class Handler(NodeView, RendezvousHandler):
     unban = blocking_method(verbs.unban)
     answer_operator = blocking_method(verbs.answer_operator)
     status = blocking_method(verbs.status)
-    account = blocking_method(verbs.account)
+    status_and_cost = blocking_method(verbs.status_and_cost)
     history = blocking_method(verbs.history)
     ping = blocking_method(verbs.ping)
     _roster = blocking_method(verbs.roster)
@@ -232,13 +232,13 @@ class BlockingStream(Generic[T]):
         if stream is None:
             raise RendezvousStateError("changes are read in `with handler.changes() as changes:`")
 
-        async def take_next() -> None:
+        async def take_item() -> None:
             async with self._turn:
                 with anyio.move_on_after(timeout) as self._reading, contextlib.suppress(StopAsyncIteration):
                     self._taken.append(await anext(stream))
 
         if not self._taken:
-            self._call(take_next())
+            self._call(take_item())
         item = self._taken[0] if self._taken else None
         del self._taken[:1]  # delete last: a signal handler that raises before must not lose the item
         return item

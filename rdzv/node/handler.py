@@ -34,7 +34,7 @@ from rdzv.node.node import JoinHandle, Node
 from rdzv.shared_store.store import LazyClient
 from store import ConnectionLost, StoreUsageError
 from store.keeping import RELEASE_WITHIN
-from store.net.tasks import running_loop
+from store.net.tasks import require_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -81,7 +81,7 @@ class Handler(NodeView, RendezvousHandler):
 
     async def __aenter__(self) -> Self:
         try:
-            running_loop("rdzv")
+            require_loop("rdzv")
         except StoreUsageError as error:
             raise RendezvousStateError(str(error)) from None
         try:
@@ -100,7 +100,7 @@ class Handler(NodeView, RendezvousHandler):
             withdrawn = self.node.loop.spawn(self.node.withdrawn.wait())
         except RendezvousStateError:
             return  # the handler is closed, and its node thread has ended
-        closing.over.call(self.node.loop.stop_using)  # then leave the loop
+        closing.over.call_when_set(self.node.loop.stop_using)  # then leave the loop
         try:
             await self._close_shared_store(withdrawn, closing)
         except asyncio.CancelledError:
@@ -146,7 +146,7 @@ class Handler(NodeView, RendezvousHandler):
         # A wait in the shared store blocks on the client's socket: interrupt the client when the round is over.
         membership.call_when_over(lambda reason: client.interrupt(ConnectionLost(reason, maybe_applied=False)))
         if self.settings.waits_end_on_loss:
-            membership.call_when_lost(lambda _: client.end_waits())
+            membership.call_on_member_loss(lambda _: client.end_waits())
         return shared_store(self.node, membership, self.shared_client).blocking(client), client
 
     async def next_rendezvous(self) -> RendezvousInfo:
@@ -190,7 +190,7 @@ class Handler(NodeView, RendezvousHandler):
         info = RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_round_members)
         membership.call_when_over(functools.partial(call_in_callers_loop, shared.end_calls))
         if self.settings.waits_end_on_loss:  # end the present waits; later waits check for losses
-            membership.call_when_lost(lambda _: call_in_callers_loop(shared.end_waits))
+            membership.call_on_member_loss(lambda _: call_in_callers_loop(shared.end_waits))
         return info
 
     def changes(self) -> Changes:
@@ -239,7 +239,7 @@ class Handler(NodeView, RendezvousHandler):
     unban = awaited_method(verbs.unban)
     answer_operator = awaited_method(verbs.answer_operator)
     status = awaited_method(verbs.status)
-    account = awaited_method(verbs.account)
+    status_and_cost = awaited_method(verbs.status_and_cost)
     history = awaited_method(verbs.history)
     ping = awaited_method(verbs.ping)
     _roster = awaited_method(verbs.roster)

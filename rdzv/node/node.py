@@ -29,8 +29,8 @@ from rdzv.node.coordinator.election import start_candidacy
 from rdzv.node.link.ports import HeldPort
 from rdzv.node.link.store_session import StoreEndingError, StoreSession
 from rdzv.node.member.joining import JoinAttempt
-from rdzv.node.member.leaving import Withdrawal, announce_store_move
-from rdzv.node.member.lost_store import carry_over_run, set_last_known_run
+from rdzv.node.member.leaving import RecordRemover, announce_store_move
+from rdzv.node.member.lost_store import carry_over_run, remember_lost_store
 from rdzv.node.member.membership_watcher import MembershipWatcher
 from rdzv.node.member.node_state import NodeState
 from store import StoreError, StoreReplaced, StoreUsageError
@@ -98,7 +98,7 @@ class Node(NotPicklable):
             rng=rng,
             port=port or HeldPort(settings.master_port),
         )
-        self._leaving = Withdrawal(self.part)
+        self._leaving = RecordRemover(self.part)
         self._leaving_call = asyncio.Lock()
         self._open_store = open_store
         self._rng = rng
@@ -133,7 +133,7 @@ class Node(NotPicklable):
         def close_if_loop_closed() -> None:
             if caller.is_closed() and not self._closed:
                 log.error("run %s: the event loop of node %s was closed; the node leaves", self.run_id, self.node_id)
-                self.loop.spawn(self.aclose()).over.call(self.loop.stop_using)
+                self.loop.spawn(self.aclose()).over.call_when_set(self.loop.stop_using)
 
         self.part.on_keep_alive = close_if_loop_closed
 
@@ -232,7 +232,7 @@ class Node(NotPicklable):
     async def _disconnect(self, error: Exception | None = None) -> None:
         if self._link is not None:
             if error is not None:
-                set_last_known_run(self.part, self._link)
+                remember_lost_store(self.part, self._link)
                 self.part.end_membership(f"the store is lost: {error}", dropped=True)
                 self.part.arrival.on_lease_lost()
                 if self.head.round is not None:  # rounds in the next store must get higher numbers
@@ -396,20 +396,20 @@ class Node(NotPicklable):
         return self.part.membership
 
     @property
-    def progress(self) -> int | None:
+    def finished_step(self) -> int | None:
         """The last step that this node has finished; None if it counts no steps."""
-        return self.part.progress
+        return self.part.finished_step
 
-    @progress.setter
-    def progress(self, step: int | None) -> None:
-        self.part.progress = step
+    @finished_step.setter
+    def finished_step(self, step: int | None) -> None:
+        self.part.finished_step = step
 
     async def carry_over_run(self, link: StoreSession) -> None:
         """Write this node's knowledge of a lost store to the store of `link`."""
         await carry_over_run(self.part, link)
 
     @property
-    def least_next_generation(self) -> int:
+    def least_store_generation(self) -> int:
         """The least generation of the store that this node looks for: one more than the lost store's."""
         return 1 if self.part.known is None else self.part.known.lost.generation + 1
 

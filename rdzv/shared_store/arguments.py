@@ -6,13 +6,13 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from rdzv.config.config_errors import shown
+from rdzv.config.config_errors import brief
 
 
 def valid_key(key: object) -> str:
     """Return a valid key."""
     if not isinstance(key, str):
-        raise TypeError(f"a key is a str, not {shown(key)}")
+        raise TypeError(f"a key is a str, not {brief(key)}")
     encode_utf8(key, "a key")
     return key
 
@@ -25,7 +25,7 @@ def valid_keys(keys: object) -> tuple[str, ...]:
 def iterable_as_tuple(items: object, name: str) -> tuple[Any, ...]:
     """Return an iterable of arguments as a tuple; raise TypeError for a single string, or if it is no iterable."""
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
-        raise TypeError(f"{name} is a list, not {shown(items)}; for a single one write {name}=[...]")
+        raise TypeError(f"{name} is a list, not {brief(items)}; for a single one write {name}=[...]")
     return tuple(items)
 
 
@@ -37,7 +37,7 @@ def valid_value(value: object) -> bytes:
         return value
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    raise TypeError(f"a value is str or bytes, not {shown(value)}")
+    raise TypeError(f"a value is str or bytes, not {brief(value)}")
 
 
 def encode_utf8(text: str, name: str) -> bytes:
@@ -45,7 +45,7 @@ def encode_utf8(text: str, name: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{name} is text that UTF-8 can hold, not {shown(text)}") from None
+        raise ValueError(f"{name} is text that UTF-8 can hold, not {brief(text)}") from None
 
 
 def valid_int(number: object, name: str) -> int:
@@ -53,4 +53,4 @@ def valid_int(number: object, name: str) -> int:
     try:
         return operator.index(number)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"{name} is a whole number, not {shown(number)}") from None
+        raise TypeError(f"{name} is a whole number, not {brief(number)}") from None

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from rdzv.config.config_errors import shown
+from rdzv.config.config_errors import brief
 from rdzv.errors import (
     MembersLostError,
     RendezvousConnectionError,
@@ -27,7 +27,7 @@ from store.errors import (
     StoreReplaced,
     StoreTimeoutError,
     UsedAfterFork,
-    WaitEnded,
+    WaitEndedError,
 )
 from store.messages import Condition, Entry, Get, Guarded, Request, Response, Transact, TransactionResult, Wait
 from store.printable import printable, short_names
@@ -177,8 +177,8 @@ class FencedCall:
         reason = self.company.superseded()
         if reason is not None or isinstance(error, ConditionFailed):
             return self._superseded_error(reason or str(error))
-        if isinstance(error, StoreTimeoutError | WaitEnded):
-            self._wait_ended = isinstance(error, WaitEnded)
+        if isinstance(error, StoreTimeoutError | WaitEndedError):
+            self._wait_ended = isinstance(error, WaitEndedError)
             return OutOfTimeError(str(error), timeout=self.seconds)
         if isinstance(error, StoreReplaced):
             return self._superseded_error(str(error))
@@ -197,7 +197,7 @@ class FencedCall:
 
 def names_in_words(names: Sequence[str]) -> str:
     """Return the first `NAMED_MAX` names, in words."""
-    return short_names([*map(shown, names[:NAMED_MAX]), *names[NAMED_MAX:]], NAMED_MAX)
+    return short_names([*map(brief, names[:NAMED_MAX]), *names[NAMED_MAX:]], NAMED_MAX)
 
 
 def keys_in_words(prefix: str, request: Request[Any]) -> str:

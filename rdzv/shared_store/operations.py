@@ -17,7 +17,7 @@ from itertools import islice
 from posixpath import commonprefix  # of any texts
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
-from rdzv.config.config_errors import shown
+from rdzv.config.config_errors import brief
 from rdzv.errors import QueueEmptyError
 from rdzv.shared_store.arguments import iterable_as_tuple, valid_int, valid_key, valid_keys, valid_value
 from rdzv.shared_store.fencing import NAMED_MAX, QUEUES, VALUES, OutOfTimeError, names_in_words
@@ -119,7 +119,7 @@ class Operations(RoundKeys):
         """Add to a key's decimal number, or to 0 if the key is missing; return the sum."""
         number = valid_int(amount, "amount")
         if abs(number) > ADD_MAX:
-            raise ValueError(f"the amount {shown(number)} does not fit in the store's 64 bits")
+            raise ValueError(f"the amount {brief(number)} does not fit in the store's 64 bits")
         return (await self._new_fenced_call()(Add(self._value_key(key), number, self.lease))).value
 
     async def append(self, key: str, value: str | bytes) -> None:
@@ -191,7 +191,7 @@ class Operations(RoundKeys):
                 if popped is not None:
                     return popped
             if not items and not block:
-                raise QueueEmptyError(f"the queue {shown(key)} is empty; pass block=True to wait for an item")
+                raise QueueEmptyError(f"the queue {brief(key)} is empty; pass block=True to wait for an item")
             if not items:
                 await _wait_for_push(ask, key, mark)
 
@@ -222,7 +222,7 @@ class Operations(RoundKeys):
                 if is_over is None:  # the key `last` is missing, so not all callers have come
                     there = found.value.decode() if found is not None else "none"
                     missing = await _name_missing_ranks(ask, roster, came, size, there) if roster is not None else ""
-                    text = f"the barrier {shown(key)} timed out after {ask.seconds:g} s: {there} of {size} came"
+                    text = f"the barrier {brief(key)} timed out after {ask.seconds:g} s: {there} of {size} came"
                     ask.raise_timeout_or_loss(text + missing, keys=(f"{key}/last_member",))
         try:
             inside = await _transact_and_get_sum(ask, (*go, Put(last, b"1", lease=self.lease)) if is_last else go)
@@ -252,7 +252,7 @@ async def _find_missing(ask: FencedCall, names: tuple[str, ...], held: tuple[str
     if not held:
         return ()
     try:
-        there = set(await _keys_under(ask, commonprefix((min(held)[:PREFIX_MAX], max(held)))))
+        there = set(await _list_keys_under(ask, commonprefix((min(held)[:PREFIX_MAX], max(held)))))
     except OutOfTimeError:
         return names
     return tuple(dict.fromkeys(name for name, key in zip(names, held, strict=True) if key not in there))
@@ -291,7 +291,7 @@ async def _wait_for_push(ask: FencedCall, key: str, mark: str) -> None:
     try:
         listing = await ask(Wait(keys=(mark,)))
     except OutOfTimeError:
-        message = f"nothing was pushed to the queue {shown(key)} within {ask.seconds:g} s"
+        message = f"nothing was pushed to the queue {brief(key)} within {ask.seconds:g} s"
         ask.raise_timeout_or_loss(message, keys=(key,))
     if any(entry is not None and entry.value != MARK for entry in listing.entries):
         raise _not_a_queue_error(key)
@@ -301,20 +301,20 @@ def _escape_slashes(key: str) -> str:
     return key.replace("%", "%25").replace("/", "%2F")
 
 
-async def _keys_under(ask: FencedCall, prefix: str) -> list[str]:
+async def _list_keys_under(ask: FencedCall, prefix: str) -> list[str]:
     return [entry.key for entry in (await ask(List(prefix=prefix, keys_only=True))).entries if entry is not None]
 
 
 async def _list_value_keys(ask: FencedCall, prefix: str) -> list[str]:
     values, queues = prefix + VALUES, prefix + QUEUES
-    keys = await _keys_under(ask, prefix)
+    keys = await _list_keys_under(ask, prefix)
     of_queues = {key.removeprefix(queues).partition("/")[0] for key in keys if key.startswith(queues)}
     of_values = [key.removeprefix(values) for key in keys if key.startswith(values)]
     return [key for key in of_values if _escape_slashes(key) not in of_queues]
 
 
 async def _name_missing_ranks(ask: FencedCall, roster: AbsenteeNames, came_prefix: str, size: int, there: str) -> str:
-    came = {key.removeprefix(came_prefix) for key in await _keys_under(ask, came_prefix)}
+    came = {key.removeprefix(came_prefix) for key in await _list_keys_under(ask, came_prefix)}
     if str(len(came)) != there:
         return ""  # the missing ranks are unknown: for example, one rank has called twice
     # Stop early: a wrong `size` may be huge.
@@ -342,4 +342,4 @@ def _raise_timeout(ask: FencedCall, names: tuple[str, ...], missing: tuple[str, 
 
 
 def _not_a_queue_error(key: str) -> ValueError:
-    return ValueError(f"{shown(key)} holds a value that was set, not a queue; give the queue a key of its own")
+    return ValueError(f"{brief(key)} holds a value that was set, not a queue; give the queue a key of its own")

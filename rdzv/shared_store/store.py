@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar, 
 
 import anyio
 
-from rdzv.config.config_errors import shown
+from rdzv.config.config_errors import brief
 from rdzv.errors import RendezvousStateError
 from rdzv.shared_store.fencing import FencedCall, MembershipQueries, keys_in_words
 from rdzv.shared_store.operations import Operations, RoundKeys
 from store.calls import blocking
-from store.errors import ConnectionLost, NotPicklable, WaitEnded
+from store.errors import ConnectionLost, NotPicklable, WaitEndedError
 from store.messages import Response, waits
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def _timeout_seconds(timeout: object) -> float:
     elif isinstance(timeout, int | float) and not isinstance(timeout, bool):
         seconds = float(timeout) if abs(timeout) <= TIMEOUT_MAX else math.inf
     else:
-        raise TypeError(f"a timeout is a timedelta or a number of seconds, not {shown(timeout)}")
+        raise TypeError(f"a timeout is a timedelta or a number of seconds, not {brief(timeout)}")
     if not 0 <= seconds <= TIMEOUT_MAX:  # false for NaN, too
-        raise ValueError(f"the timeout {shown(timeout)} must be from 0 to {TIMEOUT_MAX:.0f} seconds")
+        raise ValueError(f"the timeout {brief(timeout)} must be from 0 to {TIMEOUT_MAX:.0f} seconds")
     return seconds
 
 
@@ -94,12 +94,12 @@ class _SharedStoreBase(RoundKeys, Generic[C]):
         self._under_way: dict[anyio.CancelScope, bool] = {}  # running calls; True if a member's loss ends the call
 
     @abstractmethod
-    async def _ask(self, request: Request[Any], left: float) -> Response:
+    async def _send_request(self, request: Request[Any], left: float) -> Response:
         """Make one request within `left` seconds."""
 
     def _new_fenced_call(self, timeout: timedelta | float | None = None) -> FencedCall:
         return FencedCall(
-            self._ask,
+            self._send_request,
             prefix=self.prefix,
             fence=self.fence,
             company=self._company,
@@ -234,7 +234,7 @@ class SharedStore(_SharedStoreBase[RequestClient], Operations):
         for scope in tuple(self._under_way):
             scope.cancel()
 
-    async def _ask(self, request: Request[Any], left: float) -> Response:
+    async def _send_request(self, request: Request[Any], left: float) -> Response:
         under_way = self._under_way
         with anyio.CancelScope() as scope:
             under_way[scope] = waits(request) and self._company.lost is not None
@@ -244,7 +244,7 @@ class SharedStore(_SharedStoreBase[RequestClient], Operations):
                 return response
             finally:
                 del under_way[scope]
-        raise WaitEnded("members were lost")  # `_translate_error` replaces this error if this node was dropped
+        raise WaitEndedError("members were lost")  # `_translate_error` replaces this error if this node was dropped
 
 
 class BlockingSharedStore(_SharedStoreBase["BlockingStore"]):
@@ -271,7 +271,7 @@ class BlockingSharedStore(_SharedStoreBase["BlockingStore"]):
     def _async_view(self) -> Operations:
         return cast("Operations", self)  # this object has all attributes that `Operations` needs
 
-    async def _ask(self, request: Request[R], left: float) -> R:
+    async def _send_request(self, request: Request[R], left: float) -> R:
         with self._reported_as_wait(request):
             return self._client.call(request, timeout=left)
 

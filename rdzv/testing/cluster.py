@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from rdzv.errors import RendezvousClosedError, RendezvousGracefulExitError, RendezvousStateError
 from rdzv.node.front import verbs
-from rdzv.testing.machines import Process, StoreMachine, World
+from rdzv.testing.machines import Process, StoreHost, World
 from rdzv.testing.nodes import ClusterNode, ClusterRound
 from rdzv.testing.story import ClusterError, ClusterStuckError, EventLog
 from rdzv.testing.timeline import START
@@ -106,7 +106,7 @@ class Cluster:
         self._rng = random.Random(f"cluster {seed}")
         self._world = _StoryWorld(seed, latency=latency)
         self._world.story = self._story = EventLog(lambda: self.now)
-        self._store = StoreMachine(self._world, rng=random.Random(self._rng.random()), durable=durable)
+        self._store = StoreHost(self._world, rng=random.Random(self._rng.random()), durable=durable)
         self._director = self._world.timeline.new_host("the director")
         self._processes = 0
         self._dark: set[Process] = set()  # the processes on machines without power
@@ -194,7 +194,7 @@ class Cluster:
         if power and found.alive:
             found.process.die(silently=True)
             self._dark.add(found.process)
-            for source in found.sources:
+            for source in found.connection_names:
                 self._world.network.partition(source)  # a machine without power does not even send a reset
         else:
             found.process.die()
@@ -208,7 +208,7 @@ class Cluster:
         old.process.exit()
         if old.process in self._dark:  # the machine has power again, and resets the old connections
             self._dark.discard(old.process)
-            for source in old.sources:
+            for source in old.connection_names:
                 self._world.network.heal(source)
         new = self._new_node(old.index)
         if self._body is not None:
@@ -243,7 +243,7 @@ class Cluster:
         """Partition a node from the store, for some seconds or until `heal`, without an error at either end."""
         found = self._find_node(node)
         self.say(f"{found.name} is cut off{_duration_text(seconds)}")
-        for source in found.sources:
+        for source in found.connection_names:
             self._world.network.partition(source)
         self._call_later(seconds, partial(self._heal_node, found))
         return AwaitableResult(None)
@@ -257,7 +257,7 @@ class Cluster:
         """Reset a node's connections."""
         found = self._find_node(node)
         self.say(f"{found.name}'s connections are reset")
-        for source in found.sources:
+        for source in found.connection_names:
             self._world.network.reset(source)
         return AwaitableResult(None)
 
@@ -269,7 +269,7 @@ class Cluster:
         inner = found.handlers[-1].node
         self.say(f"{found.name} is to leave within {within:g} s")
         draining = inner.loop.spawn(verbs.drain(inner, within=within, reason=reason))
-        self._say_if_failed(draining)
+        self._say_failed_action(draining)
         return AwaitableResult(None)
 
     def resize(self, min_nodes: int | None = None, max_nodes: int | None = None) -> AwaitableResult[None]:
@@ -280,7 +280,7 @@ class Cluster:
         inner = connected[0].handlers[-1].node
         numbers = ", ".join(f"{name} {number}" for name, number in (("min", min_nodes), ("max", max_nodes)) if number)
         self.say(f"the run is resized: {numbers}")
-        self._say_if_failed(inner.loop.spawn(verbs.resize(inner, min_nodes=min_nodes, max_nodes=max_nodes)))
+        self._say_failed_action(inner.loop.spawn(verbs.resize(inner, min_nodes=min_nodes, max_nodes=max_nodes)))
         return AwaitableResult(None)
 
     def stop_store(self, seconds: float) -> AwaitableResult[None]:
@@ -383,7 +383,7 @@ class Cluster:
         self.say(f"{info.node_id} is rank {info.rank} of {info.world_size} in round {info.round} of {info.run_id}")
 
     def _start_body(self, node: ClusterNode, body: Callable[[ClusterNode], Awaitable[object]]) -> None:
-        node.start(body).add_done_callback(partial(self._on_body_end, node))
+        node.start_body(body).add_done_callback(partial(self._on_body_end, node))
 
     def _exit_node_when_idle(self, node: ClusterNode, *, until: float) -> None:
         if self.now < until and not node.is_idle:
@@ -425,14 +425,14 @@ class Cluster:
         if node.process in self._dark:
             return
         self.say(f"{node.name} is connected again")
-        for source in node.sources:
+        for source in node.connection_names:
             self._world.network.heal(source)
 
     def _call_later(self, seconds: float | None, action: Callable[[], object]) -> None:
         if seconds is not None:
             self._director.call_later(seconds, action)
 
-    def _say_if_failed(self, begun: Call[None] | Call[Resized]) -> None:
+    def _say_failed_action(self, begun: Call[None] | Call[Resized]) -> None:
         def say_if_action_failed() -> None:
             try:
                 begun.result()
@@ -441,7 +441,7 @@ class Cluster:
             except asyncio.CancelledError:
                 pass
 
-        begun.over.call(say_if_action_failed)
+        begun.over.call_when_set(say_if_action_failed)
 
 
 cluster: Final = Cluster  # the name that callers use
@@ -495,11 +495,11 @@ def _inject_faults(cluster: Cluster, rng: random.Random, *, faults: Sequence[str
                 case "resize":
                     least, most = (int(cluster.settings[name]) for name in ("min_nodes", "max_nodes"))
                     cluster.resize(max_nodes=rng.randint(least, most + 2))
-                    back_at.append((moment + seconds, partial(_undo_resize, cluster, most)))
+                    back_at.append((moment + seconds, partial(_restore_max_nodes, cluster, most)))
     _advance_with_due_actions(cluster, now, max([over_at, *(at for at, _ in back_at)]), back_at)
 
 
-def _undo_resize(cluster: Cluster, most: int) -> None:
+def _restore_max_nodes(cluster: Cluster, most: int) -> None:
     if any(node.is_running and node.handlers for node in cluster.nodes):
         cluster.resize(max_nodes=most)
 

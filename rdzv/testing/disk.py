@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store.disk import rows
-from store.server.journal import Journal, UnstorableRows
+from store.server.journal import Journal, UnstorableRowError
 
 if TYPE_CHECKING:
     import asyncio
@@ -129,7 +129,7 @@ class SimulatedJournal(Journal):
     def end_with_process(self, *, reaches_the_disk: bool) -> None:
         """End the process's writes; first commit the group being written if it `reaches_the_disk`."""
         if self._in_hand is not None and reaches_the_disk:
-            with contextlib.suppress(sqlite3.Error, UnstorableRows):
+            with contextlib.suppress(sqlite3.Error, UnstorableRowError):
                 self._commit(self._in_hand[0])
         self._roll_back()
 
@@ -145,7 +145,7 @@ class SimulatedJournal(Journal):
         (group, last), self._in_hand, self._timer = self._in_hand, None, None
         try:
             self._write_group(group, last, self._on_durable)
-        except (sqlite3.Error, UnstorableRows) as error:
+        except (sqlite3.Error, UnstorableRowError) as error:
             self._roll_back()
             on_failure, self._on_durable = self._on_failure, None
             on_failure(str(error))

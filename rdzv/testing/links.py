@@ -11,7 +11,7 @@ import enum
 from collections import deque
 from typing import Protocol
 
-__all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Duplex", "MemoryTransport", "link_aliases"]
+__all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Duplex", "MemoryTransport", "aliases_of"]
 
 EVERYTHING = "*"
 
@@ -28,7 +28,7 @@ class LinkNetwork(Protocol):
     socket_buffer_bytes: int
 
     @property
-    def own_loop(self) -> asyncio.AbstractEventLoop: ...
+    def net_loop(self) -> asyncio.AbstractEventLoop: ...
     def draw_latency(self) -> float: ...
     def new_one_way_pipe(self) -> Pipe: ...
 
@@ -38,7 +38,7 @@ class Duplex:
 
     def __init__(self, network: LinkNetwork, *, dialer: tuple[str, int], target: str, client: End, server: End) -> None:
         self.name: str = _link_name(dialer, target)
-        self.names: set[str] = link_aliases(dialer, target)
+        self.names: set[str] = aliases_of(dialer, target)
         self.target = target
         self._upward = network.new_one_way_pipe()
         self._downward = network.new_one_way_pipe()
@@ -56,7 +56,7 @@ class Duplex:
         self._upward.hold(held=upward)
         self._downward.hold(held=downward)
 
-    def cut(self, error: Exception | None = None) -> None:
+    def close_both(self, error: Exception | None = None) -> None:
         """Close both ends at once; each protocol gets `error`."""
         self._upward.clear()
         self._downward.clear()
@@ -65,7 +65,7 @@ class Duplex:
 
     def reset(self) -> None:
         """Close both ends at once, with a reset."""
-        self.cut(ConnectionResetError(f"{self.name} was reset"))
+        self.close_both(ConnectionResetError(f"{self.name} was reset"))
 
 
 class MemoryTransport(asyncio.Transport):
@@ -269,7 +269,7 @@ class Pipe:
 
     def __init__(self, network: LinkNetwork) -> None:
         self._network = network
-        self.network_loop: asyncio.AbstractEventLoop = network.own_loop
+        self.network_loop: asyncio.AbstractEventLoop = network.net_loop
         self._under_way: deque[tuple[float, memoryview | PipeSignal]] = deque()
         self._bytes_under_way = 0
         self._last_due = 0.0
@@ -364,6 +364,6 @@ def _link_name(dialer: tuple[str, int], target: str) -> str:
     return f"{source}>{target}#{number}"
 
 
-def link_aliases(dialer: tuple[str, int], target: str) -> set[str]:
+def aliases_of(dialer: tuple[str, int], target: str) -> set[str]:
     """Return the names by which faults address this link."""
     return {_link_name(dialer, target), dialer[0], target, EVERYTHING}

@@ -69,7 +69,7 @@ class Process:
         return not self.host.dead
 
     @property
-    def sources(self) -> tuple[str, ...]:
+    def connection_names(self) -> tuple[str, ...]:
         """The names of the connections of all its loops."""
         return self.source, *self.threads
 
@@ -95,7 +95,7 @@ class Process:
         """End the process like `die`, without a line in the story."""
         if self.alive:
             self.host.die()
-            for source in self.sources:
+            for source in self.connection_names:
                 self.world.network.end_process(source, silently=silently)
             for thread in self.threads.values():
                 thread.die()
@@ -114,7 +114,7 @@ class Process:
             thread.resume()
 
 
-class FixedPort(HeldPort):
+class SimulatedPort(HeldPort):
     """A constant instead of a bound port."""
 
     def reserve(self) -> int:
@@ -122,7 +122,7 @@ class FixedPort(HeldPort):
         return 40_000
 
 
-def make_handler(
+def make_node_handler(
     process: Process,
     settings: Settings,
     *,
@@ -133,7 +133,7 @@ def make_handler(
     """Return the real handler of a new node, not connected yet."""
     rng = random.Random(process.rng.random())
     loop = NodeLoop(process.node_thread)
-    node = Node(settings, loop=loop, open_store=open_store, rng=rng, port=FixedPort())
+    node = Node(settings, loop=loop, open_store=open_store, rng=rng, port=SimulatedPort())
     return kind(node, open_store=open_shared_store)
 
 
@@ -149,7 +149,7 @@ def process_identity_of(name: str) -> bytes:
     return hashlib.sha256(name.encode()).digest()[:16]
 
 
-class StoreMachine:
+class StoreHost:
     """The store's machine. A `durable` store's disk outlives its processes. `rate`: clock seconds per true second."""
 
     def __init__(

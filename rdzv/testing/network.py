@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Duplex, MemoryTransport, Pipe, link_aliases
+from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Duplex, MemoryTransport, Pipe, aliases_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ class MemoryNetwork:
         self._waiting: dict[asyncio.Future[None], None] = {}  # dials that a partition holds
 
     @property
-    def own_loop(self) -> asyncio.AbstractEventLoop:
+    def net_loop(self) -> asyncio.AbstractEventLoop:
         """The network's own loop, beside those of processes."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -86,7 +86,7 @@ class MemoryNetwork:
         if source in self._dead:
             raise ConnectionRefusedError(f"{source} is dead")
         dialer = (source, next(self._numbers))
-        names = link_aliases(dialer, name)
+        names = aliases_of(dialer, name)
         await self._delay_dial(names)
         listener = self._listeners.get(name)
         if listener is None or names & self._refused:
@@ -138,7 +138,7 @@ class MemoryNetwork:
             end, other = (link.server, link.client) if link.target == name else (link.client, link.server)
             end.die(silently=silently)
             if silently:
-                self.own_loop.call_later(GIVEN_UP_AFTER, other.lose_connection, TimeoutError(f"{link.name} is silent"))
+                self.net_loop.call_later(GIVEN_UP_AFTER, other.lose_connection, TimeoutError(f"{link.name} is silent"))
 
     def partition(self, which: str = EVERYTHING) -> None:
         """Hold all bytes and dials until `heal`, without an error at either end."""

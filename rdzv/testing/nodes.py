@@ -13,7 +13,7 @@ from rdzv.config.endpoint import split_url
 from rdzv.config.settings import parse
 from rdzv.errors import RendezvousStateError
 from rdzv.node.handler import Handler
-from rdzv.testing.machines import NODE_THREAD, Process, make_client, make_handler
+from rdzv.testing.machines import NODE_THREAD, Process, make_client, make_node_handler
 from rdzv.testing.story import where
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ClusterRound:
         return tuple(self.ranks[rank] for rank in sorted(self.ranks))
 
 
-class ClusterInterface(Protocol):
+class ClusterForNodes(Protocol):
     """The part of `cluster.Cluster` that nodes use."""
 
     settings: dict[str, Any]
@@ -76,7 +76,7 @@ class ClusterNode:
         ended: True once its body has ended.
     """
 
-    def __init__(self, cluster: ClusterInterface, index: int, process: Process) -> None:
+    def __init__(self, cluster: ClusterForNodes, index: int, process: Process) -> None:
         self._cluster = cluster
         self.index = index
         self.name: str = process.name
@@ -108,7 +108,7 @@ class ClusterNode:
         return not any(loop.unfinished() for loop in loops)
 
     @property
-    def sources(self) -> tuple[str, str]:
+    def connection_names(self) -> tuple[str, str]:
         """The names of the connections of its main loop and of its node thread."""
         return self.process.source, self.process.source + NODE_THREAD
 
@@ -116,7 +116,7 @@ class ClusterNode:
         """Add a line to `Cluster.story`."""
         self._cluster.say(f"{self.name}: {what}")
 
-    def start(self, body: Callable[[ClusterNode], Awaitable[object]]) -> asyncio.Task[Any]:
+    def start_body(self, body: Callable[[ClusterNode], Awaitable[object]]) -> asyncio.Task[Any]:
         """Run a body in its process; the cluster calls this."""
         context = contextvars.copy_context()
         context.run(maker_of_handlers.set, self._make_handler)
@@ -147,20 +147,20 @@ class ClusterNode:
         usual = {name: value for name, value in usual.items() if name not in in_url}
         given = {name: value for name, value in overrides.items() if value is not None}
         settings = parse(url, {**usual, **given}, {})
-        handler = make_handler(
+        handler = make_node_handler(
             self.process,
             settings,
             open_store=partial(make_client, self.process, thread=NODE_THREAD, connect_timeout=settings.join_timeout),
             open_shared_store=partial(make_client, self.process),
-            kind=_ObservedHandler,
+            kind=_RoundNotingHandler,
         )
-        assert isinstance(handler, _ObservedHandler)
+        assert isinstance(handler, _RoundNotingHandler)
         handler.on_round = self._cluster.record_join
         self.handlers.append(handler)
         return handler
 
 
-class _ObservedHandler(Handler):
+class _RoundNotingHandler(Handler):
     on_round: Callable[[RendezvousInfo], None]
 
     async def next_rendezvous(self) -> RendezvousInfo:

@@ -2,7 +2,7 @@
 
     timeline = SimulatedTime(seed=7)
     a = timeline.new_host("a", rate=1.01)       # its clock gains one second in a hundred
-    a.start(main())
+    a.start_task(main())
     timeline.run_until_time(60.0)
     a.pause()                               # as SIGSTOP; its clock goes on
     a.resume()                              # it first reads its sockets, then late timers fire
@@ -182,7 +182,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def __repr__(self) -> str:
         return f"<host {self.name}>"
 
-    def start(self, work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
+    def start_task(self, work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """Run a coroutine in this process."""
         return self.create_task(work, name=name)
 
@@ -196,7 +196,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.paused = False
             self._ready.extend(self._late)
             self._late.clear()
-            self._make_loop_runnable()
+            self._queue_if_runnable()
 
     def die(self) -> None:
         """Kill the process: at once, or at its next await if it calls this itself.
@@ -236,7 +236,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._late.append(handle)
         else:
             self._ready.append(handle)
-            self._make_loop_runnable()
+            self._queue_if_runnable()
 
     def run_turn(self) -> None:
         """Run all ready callbacks; those that they add run in the next turn."""
@@ -245,7 +245,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             return
         self._run_ready()
         if self._ready:
-            self._make_loop_runnable()
+            self._queue_if_runnable()
 
     def _run_ready(self) -> None:
         ready = self._ready
@@ -270,7 +270,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if not self.is_closed():
             self.create_task(generator.aclose())
 
-    def _make_loop_runnable(self) -> None:
+    def _queue_if_runnable(self) -> None:
         if not self._queued and not self.paused and not self.dead and self._ready:
             self._queued = True
             self._timeline.runnable.append(self)
@@ -284,14 +284,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         """Run a callback in one of the next turns."""
         handle = super().call_soon(callback, *args, context=context)
-        self._make_loop_runnable()
+        self._queue_if_runnable()
         return handle
 
     def _write_to_self(self) -> None:
         """Enqueue the loop after `call_soon_threadsafe` has queued a callback; thread-safe."""
         if threading.get_ident() != self._timeline.thread:
             self._timeline.problem = RuntimeError(NO_THREADS)
-        self._make_loop_runnable()
+        self._queue_if_runnable()
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None

@@ -30,7 +30,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 HOST_BYTES_MAX: Final = 256  # the longest host name before a gloo address
 
 
-class GlooSockets:
+class GlooSocketCloser:
     """The sockets of the gloo groups that exchange addresses through one store."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class GlooSockets:
 
     def note_address(self, value: str | bytes) -> None:
         """Record the address of a member's gloo if this value of the store contains one."""
-        if isinstance(value, bytes) and len(value) > ADDRESS_BYTES and (address := _parse_address(value)) is not None:
+        if isinstance(value, bytes) and len(value) > ADDRESS_BYTES and (address := _value_address(value)) is not None:
             self._addresses.add(address)
 
     def shut_down(self) -> None:
@@ -58,15 +58,15 @@ class GlooSockets:
         return peer is not None and not self._addresses.isdisjoint((peer, _socket_address(number, "getsockname")))
 
 
-def _parse_address(value: bytes) -> Address | None:
+def _value_address(value: bytes) -> Address | None:
     """Return the address in a member's value: host name, address, and more, each after its length."""
     host = int.from_bytes(value[:8], sys.byteorder)
     if host <= HOST_BYTES_MAX and value[8 + host : 16 + host] == ADDRESS_BYTES.to_bytes(8, sys.byteorder):
-        return _address_from_sockaddr(value[16 + host :])
+        return _parse_sockaddr(value[16 + host :])
     return None
 
 
-def _address_from_sockaddr(storage: bytes) -> Address | None:
+def _parse_sockaddr(storage: bytes) -> Address | None:
     family = storage[1] if sys.platform == "darwin" else int.from_bytes(storage[:2], sys.byteorder)
     (port,) = struct.unpack_from("!H", storage, 2)
     if family == socket.AF_INET:
@@ -78,4 +78,4 @@ def _socket_address(number: int, end: str) -> Address | None:
     storage = ctypes.create_string_buffer(STORAGE_BYTES)
     length = ctypes.c_uint(STORAGE_BYTES)
     failed = getattr(_libc, end)(number, storage, ctypes.byref(length))
-    return None if failed else _address_from_sockaddr(storage.raw)
+    return None if failed else _parse_sockaddr(storage.raw)

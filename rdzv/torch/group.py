@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from rdzv import RendezvousSettingsError, RendezvousStateError
-from rdzv.torch.gloo_sockets import GlooSockets
+from rdzv.torch.gloo_sockets import GlooSocketCloser
 from rdzv.torch.pytorch import (
     abort_process_group,
     destroy_process_groups,
@@ -54,7 +54,7 @@ class RoundGroup:
     backend: str
     timeout: timedelta
     _aborting: threading.Thread | None = None
-    _sockets: GlooSockets = field(default_factory=GlooSockets)
+    _sockets: GlooSocketCloser = field(default_factory=GlooSocketCloser)
     _making: threading.Lock = field(default_factory=threading.Lock)
     _aborted: threading.Event = field(default_factory=threading.Event)
     _excepthooks: tuple[Any, Any] | None = None  # `sys.excepthook` before and after `init_process_group`

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import rdzv as ours
 from rdzv import Ending, sync
-from rdzv.config.config_errors import refuse, shown
+from rdzv.config.config_errors import brief, refuse
 from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Source
-from rdzv.config.settings import PARAMETERS, read
+from rdzv.config.settings import PARAMETERS, parse_all
 from rdzv.display.standard_error import unblock_stderr_logging
 from rdzv.loop import MOVES, EndKind, in_thread, leaving_in_words
 from rdzv.loop.own_folder import make_process_folder
 from rdzv.loop.process_files import BEAT_DIR, clear_step_folder, follow_step_files
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.loop.rounds import make_handler
-from rdzv.torch.agent.screen import HandlerLog, configure_logging, print_error_and_exit, signal_reason
+from rdzv.torch.agent.screen import HandlerLogger, configure_logging, print_error_and_exit, signal_reason
 from rdzv.torch.agent.signals import EndSignals
 from rdzv.torch.agent.unnamed_run import NO_NAME, reopen_closed_run
 from rdzv.torch.agent.worker_ends import WorkerEnds
@@ -72,8 +72,8 @@ class _ParsedParameters:
             config.pop("timeout", None)
         self.read_timeout = timedelta(seconds=_pop_parameter("read_timeout", config, READ_TIMEOUT, like="join_timeout"))
         self.regroup_on_loss: bool = _pop_parameter("regroup_on_loss", config, True, like="insecure")
-        # Restore the text of our parameters: `read` turns `is_host=auto` into None, which means "not given".
-        config = read(config, Source.RDZV_CONF) | {name: config[name] for name in config if name in PARAMETERS}
+        # Restore the text of our parameters: `parse_all` turns `is_host=auto` into None, which means "not given".
+        config = parse_all(config, Source.RDZV_CONF) | {name: config[name] for name in config if name in PARAMETERS}
 
         endpoint = params.endpoint.strip()
         if not endpoint and params.run_id == NO_NAME and params.max_nodes == 1:
@@ -82,7 +82,7 @@ class _ParsedParameters:
         if (own := _ANY_PORT.fullmatch(endpoint)) is not None:
             if params.min_nodes > 1:
                 refuse(
-                    f"--rdzv-endpoint={shown(endpoint)} is a store at any free port, for a job of one node; for "
+                    f"--rdzv-endpoint={brief(endpoint)} is a store at any free port, for a job of one node; for "
                     f"{params.min_nodes} nodes give the port at which they find each other, as in head:29400"
                 )
             scheme, host, rest = own.groups(default="")
@@ -94,8 +94,8 @@ class _ParsedParameters:
         parts = split_url(endpoint if "://" in endpoint else f"tcp://{endpoint}")
         if parts.run_id not in ("", params.run_id):
             refuse(
-                f"--rdzv-endpoint={shown(endpoint.partition('?')[0])} names the run {shown(parts.run_id)}, and "
-                f"--rdzv-id is {shown(params.run_id)}; leave the run out of the endpoint"
+                f"--rdzv-endpoint={brief(endpoint.partition('?')[0])} names the run {brief(parts.run_id)}, and "
+                f"--rdzv-id is {brief(params.run_id)}; leave the run out of the endpoint"
             )
         self.url = replace(parts, run_id=params.run_id).url
         self.overrides: dict[str, Any] = {
@@ -158,9 +158,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 print_error_and_exit(error)
             raise
         self._graceful_exit: Exception | None = None
-        self._screen = HandlerLog(self._run_id)
+        self._screen = HandlerLogger(self._run_id)
         self._signals = EndSignals(
-            self._hosts_store, partial(self._screen.log_signal, serves_for=None), self._mark_leaving
+            self._hosts_store, partial(self._screen.log_signal, serves_for=None), self._announce_leaving
         )
         self._tcp_store: Any = None  # this round's TCPStore, which at rank 0 serves until it is deleted
         self._workers_store: WorkersStore | None = None  # at rank 0
@@ -218,7 +218,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if handler is not None:
             done = agent is not None and agent.has_succeeded
             with contextlib.suppress(ours.RendezvousStateError):  # raised while the handler is being closed
-                handler.spawn(in_thread(partial(self._screen.log_round_end, ending, handler.closed, done=done)))
+                handler.spawn(in_thread(partial(self._screen.log_round_end, ending, handler.run_closing, done=done)))
 
     def _end_monitoring(self, why: str = "") -> None:
         """Stop watching this round; announce a worker's failure, `why`, unless the round has ended."""
@@ -246,7 +246,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         except ours.RendezvousGracefulExitError as error:
             if self._run_id == NO_NAME and self._settings.max_nodes == 1 and not self._was_member:
                 self._kept_out = True  # another job uses the name "none", too: do not close its run
-                self._raise_or_exit(ours.RendezvousClosedError(f"{error}, and has run nothing"))
+                self._raise_or_exit_agent(ours.RendezvousClosedError(f"{error}, and has run nothing"))
             log.info("%s", error)
             self._was_member, self._kept_out = False, True  # a spare must not close the run in `shutdown`
             if runs_under_torchrun():
@@ -255,7 +255,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise self._graceful_exit from None
         except ours.RendezvousError as error:
             self._kept_out = True
-            self._raise_or_exit(error)
+            self._raise_or_exit_agent(error)
         self._was_member, self._kept_out = True, False
         store = self._tcp_store
         if self._store is not None:
@@ -268,7 +268,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         address = torch_api.RendezvousStoreInfo(*info.bootstrap_address)
         return torch_api.RendezvousInfo(store, info.rank, info.world_size, address)
 
-    def _raise_or_exit(self, error: ours.RendezvousError) -> NoReturn:
+    def _raise_or_exit_agent(self, error: ours.RendezvousError) -> NoReturn:
         explained = self._explain_error(error)
         if runs_under_torchrun():
             print_error_and_exit(explained)
@@ -401,7 +401,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         moves = membership is not None and membership.head.moves
         changed = handler.num_nodes_changed(on_loss=on_loss) + len(draining)
         if on_loss and monitor is not None and monitor.ending is not None and monitor.ending.kind is EndKind.FAILED:
-            changed += handler.closed is None
+            changed += handler.run_closing is None
         if changed:
             self._stop_watching_workers()
         if (draining or moves) and monitor is not None:
@@ -433,7 +433,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         end = find_agent_end()
         if end.signal is not None:
             if self._handler is not None:  # a node that was still connecting has no handler
-                self._mark_leaving(end.signal)
+                self._announce_leaving(end.signal)
                 self._handler.leave()
         elif not self._kept_out:
             handler = self._connected_handler()
@@ -456,7 +456,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _hosts_store(self) -> bool:
         return self._handler is not None and self._handler.hosts_store
 
-    def _mark_leaving(self, name: str) -> None:
+    def _announce_leaving(self, name: str) -> None:
         """Say at once that this node leaves, so that other nodes are preferred to host a next store."""
         if self._handler is not None and not self._over:
             with contextlib.suppress(ours.RendezvousError):  # the handler is closed
@@ -466,7 +466,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """Leave, and serve the store until the others have left; exit handlers could not start threads for this."""
         self._signals.handle_while_leaving(name)
         self._screen.log_signal(name, serves_for=self._settings.close_timeout if self._hosts_store() else None)
-        self._mark_leaving(name)
+        self._announce_leaving(name)
         if self._handler is not None and not self._over:
             self._leave_at_exit()
             atexit.unregister(self._leave_at_exit)

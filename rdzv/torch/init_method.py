@@ -66,18 +66,18 @@ def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Ite
         defaults.update(rank_order="requested", requested_rank=rank)
     given = parameters.keys()
     overrides = {name: value for name, value in defaults.items() if given.isdisjoint((name, *PARAMETERS[name].aliases))}
-    joined = _JoinedRun.get_or_join(replace(parts, parameters=parameters).url, overrides)
+    joined = _InitMethodRun.get_or_join(replace(parts, parameters=parameters).url, overrides)
     while True:
         yield joined.next_round(timeout, segments, expected_rank=rank, expected_size=size)
 
 
-class _JoinedRun:
+class _InitMethodRun:
     """A run that this process has joined by `init_process_group`; a thread leaves it at the main thread's end."""
 
-    _all: Final[dict[tuple[int, str], _JoinedRun]] = {}
+    _all: Final[dict[tuple[int, str], _InitMethodRun]] = {}
 
     @classmethod
-    def get_or_join(cls, url: str, overrides: Mapping[str, Any]) -> _JoinedRun:
+    def get_or_join(cls, url: str, overrides: Mapping[str, Any]) -> _InitMethodRun:
         """Return the run of this URL in this process; a parent's before `fork()` does not count."""
         key = os.getpid(), url
         joined = cls._all.get(key)

@@ -115,17 +115,17 @@ def _release_groups_later(groups: list[Any]) -> None:
     groups.clear()
 
 
-def wrap_call_for_gpu(work: Callable[..., T]) -> Callable[..., T]:
+def bind_to_current_gpu(work: Callable[..., T]) -> Callable[..., T]:
     """Wrap work so that another thread runs it on this thread's GPU, if any."""
     if not torch.cuda.is_initialized():
         return work
     device = torch.cuda.current_device()
 
-    def run_on_device(*arguments: Any) -> T:
+    def call_on_device(*arguments: Any) -> T:
         with torch.cuda.device(device):
             return work(*arguments)
 
-    return run_on_device
+    return call_on_device
 
 
 def reset_group_count() -> None:

@@ -22,13 +22,13 @@ import anyio
 
 import rdzv.sync
 from rdzv import RendezvousStateError
-from rdzv.config.config_errors import refuse, shown
-from rdzv.loop import WorkPhase, blocking
+from rdzv.config.config_errors import brief, refuse
+from rdzv.loop import MemberPhase, blocking
 from rdzv.loop import rounds as awaited
 from rdzv.loop.member import LoopOptions, MemberOfRound
 from rdzv.torch.group import RoundGroup, refuse_existing_group
 from rdzv.torch.interrupted_step import StepUndo
-from rdzv.torch.pytorch import RELEASE, dist, reconfigure_handle, wrap_call_for_gpu
+from rdzv.torch.pytorch import RELEASE, bind_to_current_gpu, dist, reconfigure_handle
 from rdzv.torch.state import broadcast_state
 from rdzv.torch.store import TorchStore
 
@@ -76,12 +76,12 @@ def rounds(
     given: object = timeout
     if not isinstance(given, timedelta) or given <= timedelta():
         refuse(
-            f"timeout={shown(timeout)} must be a timedelta above 0: it limits a collective, as in "
+            f"timeout={brief(timeout)} must be a timedelta above 0: it limits a collective, as in "
             f"timeout=timedelta(seconds=30); how long to wait for nodes is join_timeout=30"
         )
     unknown = [one for one in backend.split(",") if not dist.is_backend_available(one.rpartition(":")[2])]
     if unknown:
-        refuse(f"backend={shown(backend)} is none that this PyTorch has; give for example gloo, nccl or cpu:gloo")
+        refuse(f"backend={brief(backend)} is none that this PyTorch has; give for example gloo, nccl or cpu:gloo")
     options = LoopOptions(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
     return TorchRounds(url, overrides, backend=backend, timeout=timeout, options=options)
 
@@ -137,7 +137,7 @@ class _RoundWithGroup(MemberOfRound):
 
     group: RoundGroup
 
-    def _init_group(
+    def _init_fields(
         self,
         shared: BlockingSharedStore,
         loop: RoundLoop[Any],
@@ -147,7 +147,7 @@ class _RoundWithGroup(MemberOfRound):
         interrupted: StepUndo,
     ) -> None:
         self._interrupted = interrupted
-        self._was_announced = loop.last is not None and not loop.last.monitor.round_failed
+        self._was_announced = loop.last is not None and not loop.last.monitor.has_failed
         self._torch_store = TorchStore(shared, timeout)  # PyTorch keeps only the C++ half of the store alive
         self.group = RoundGroup(
             self._torch_store, rank=self.rank, world_size=self.world_size, backend=backend, timeout=timeout
@@ -185,7 +185,7 @@ class TorchRound(_RoundWithGroup, blocking.Round):
 
     def __init__(self, handler: Any, info: Any, loop: RoundLoop[Any], **of_group: Any) -> None:
         super().__init__(handler, info, loop)
-        self._init_group(self.store, loop, **of_group)
+        self._init_fields(self.store, loop, **of_group)
 
     async def _make_group(self) -> None:
         self.group.make()
@@ -241,7 +241,7 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
         self.blocking_store, self._client = handler.open_blocking_shared_store()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rdzv round {self.number}")
         self._released = False
-        self._init_group(self.blocking_store, loop, **of_group)
+        self._init_fields(self.blocking_store, loop, **of_group)
 
     async def _make_group(self) -> None:
         await self.in_thread(self.group.make)
@@ -250,7 +250,7 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
         """After a loss, abort the group. Cancel the body unless it leaves at a `check`; called in the node's thread."""
         if ending.is_abrupt:
             self._end_thread_waits()
-        elif self.monitor.phase is WorkPhase.AT_WORK:
+        elif self.monitor.phase is MemberPhase.AT_WORK:
             return  # an agreed stop: the body leaves at its next `check`, and may be in a collective now
         super()._interrupt_body(ending)
 
@@ -278,7 +278,7 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
         store, and returns after the work, which would else write to the model in the next round. If the round's end
         cancels a call whose work succeeds, return its result, so that the caller counts the step.
         """
-        doing = self._loop.run_in_executor(self._thread, functools.partial(wrap_call_for_gpu(work), *arguments))
+        doing = self._loop.run_in_executor(self._thread, functools.partial(bind_to_current_gpu(work), *arguments))
         try:
             return await asyncio.shield(doing)
         except asyncio.CancelledError:

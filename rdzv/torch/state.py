@@ -21,7 +21,7 @@ SHARDED: Final = "is sharded (a DTensor): the part of a member that is lost is g
 
 
 @dataclass(frozen=True, slots=True)
-class _TensorPlace:
+class _TensorSlot:
     index: int
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -75,11 +75,11 @@ def _tensors_and_rest(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, An
 
 
 def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return the structure with a `_TensorPlace` for each tensor; append the tensors to the list."""
+    """Return the structure with a `_TensorSlot` for each tensor; append the tensors to the list."""
     if isinstance(value, torch.Tensor):
         sharded = hasattr(value, "device_mesh")
         tensors.append(value.detach())
-        return _TensorPlace(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type, sharded)
+        return _TensorSlot(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type, sharded)
     if isinstance(value, dict):
         return {key: _without_tensors(inner, tensors) for key, inner in value.items()}
     if type(value) in (list, tuple):
@@ -88,8 +88,8 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _fill_in(value: Any, source: int, rank: int, tensors: list[torch.Tensor], received: dict[int, torch.Tensor]) -> Any:
-    """Return the structure with a tensor for each `_TensorPlace`; all members walk the structure in the same order."""
-    if isinstance(value, _TensorPlace):
+    """Return the structure with a tensor for each `_TensorSlot`; all members walk the structure in the same order."""
+    if isinstance(value, _TensorSlot):
         if value.sharded:
             raise ValueError(f"the optimizer's state {SHARDED}")
         if value.index not in received:
@@ -111,7 +111,7 @@ def _broadcast_tensor(tensor: torch.Tensor, source: int) -> torch.Tensor:
     return sent
 
 
-def _find_tensor_mismatch(there: dict[str, _TensorPlace], here: dict[str, _TensorPlace]) -> str | None:
+def _find_tensor_mismatch(there: dict[str, _TensorSlot], here: dict[str, _TensorSlot]) -> str | None:
     for name in dict.fromkeys([*there, *here]):
         if name not in here or name not in there:
             return f"{name} is missing {'here' if name not in here else 'at the newest'}; {REMEDY}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, NoReturn, ParamSpec, 
 from urllib.parse import quote
 
 import rdzv as ours
-from rdzv.config.config_errors import shown
+from rdzv.config.config_errors import brief
 from rdzv.config.endpoint import split_url
 from rdzv.loop import BlockingSharedStore, Keys
 from rdzv.loop.rounds import make_handler
@@ -84,13 +84,13 @@ def raise_as_torch(error: Exception) -> NoReturn:
 
 def _with_torch_errors(method: Callable[Concatenate[TorchStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
     @functools.wraps(method)
-    def call(self: TorchStore, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+    def translate_errors(self: TorchStore, /, *arguments: P.args, **keywords: P.kwargs) -> T:
         try:
             return method(self, *arguments, **keywords)
         except (ours.RendezvousError, StoreError) as error:
             raise_as_torch(error)
 
-    return call
+    return translate_errors
 
 
 def _shared_method(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
@@ -311,7 +311,7 @@ def _open_shared_store(client: BlockingStore, url: str, *, timeout: timedelta, *
         client.ping(timeout=timeout.total_seconds())
     except StoreError as error:
         client.close()
-        raise dist.DistNetworkError(f"{shown(url.partition('?')[0])}: {error}") from error
+        raise dist.DistNetworkError(f"{brief(url.partition('?')[0])}: {error}") from error
     return BlockingSharedStore(client, timeout=timeout, **rest)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from store import interface
 from store.calls import checked_timeout
-from store.client.channel import Channel, ClientState
-from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WaitEnded, WatchCompacted
+from store.client.channel import Channel, ChannelsState
+from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WaitEndedError, WatchCompacted
 from store.interface import DEFAULT_TIMEOUT, NOT_OPEN
 from store.limits import Limits
 from store.messages import Event, Grant, KeepAlive, Pong, Request, Response, Revoke, Transact, waits
@@ -60,7 +60,7 @@ class Client(interface.BlockingStore):
         self.name: str = str(address)
         self.tls = tls
         self.timeout = timeout
-        self.shared: ClientState = ClientState(
+        self.shared: ChannelsState = ChannelsState(
             Addresses(address.host, address.port),
             (tls or ssl.create_default_context()) if address.secure else None,
             name=self.name,
@@ -284,7 +284,7 @@ class Watch(interface.BlockingWatch):
             except WatchCompacted:
                 if not self._cursor.note_compacted():
                     raise
-            except WaitEnded:
+            except WaitEndedError:
                 return
             except ConnectionLost:
                 self._shared.check_usable()

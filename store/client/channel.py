@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from store.calls import DisconnectNotifier
 from store.client.connection_health import ConnectionHealth, HealthAction, SocketState
 from store.client.timeouts import FAREWELL_WITHIN, HEARTBEAT, LASTED, SILENCE, Timeouts
-from store.errors import ProtocolError, StoreError, WaitEnded, unsent_error
+from store.errors import ProtocolError, StoreError, WaitEndedError, unsent_error
 from store.messages import Cancel, Failed, KeepAlive, Ping, Pong, Request, Response, waits
 from store.net import dialing
 from store.net.absence import OutageLog
-from store.net.callers import check_blocking_caller
+from store.net.callers import check_not_server_loop
 from store.net.process import check_not_forked, process_identity
 from store.net.racing import Addresses, connect_blocking
 from store.net.sockets import close_in_children, raised_by_signal, set_tcp_options, unacknowledged
@@ -55,7 +55,7 @@ class _TimedOut(Exception):
 
 
 @dataclass(eq=False)
-class ClientState:
+class ChannelsState:
     """The arguments and the state of all channels of one client."""
 
     addresses: Addresses
@@ -95,7 +95,7 @@ class ClientState:
     def _report_lost_connections(self) -> None:
         for channel in tuple(self.channels):
             sock = channel.sock
-            if sock is not None and sock not in self._closed and _is_closed_by_peer(sock):
+            if sock is not None and sock not in self._closed and _has_peer_closed(sock):
                 self._closed.add(sock)
                 self.cuts.note_disconnect()
 
@@ -115,10 +115,10 @@ class ClientState:
         """Raise an error if the client is unusable, or if `request` is a wait, and waits were ended."""
         self.check_usable()
         if self.waits_ended and waits(request):
-            raise WaitEnded("waits were ended here")
+            raise WaitEndedError("waits were ended here")
 
 
-def _is_closed_by_peer(sock: socket.socket) -> bool:
+def _has_peer_closed(sock: socket.socket) -> bool:
     looking = select.poll()
     with contextlib.suppress(ValueError):  # another thread has closed the socket
         looking.register(sock, getattr(select, "POLLRDHUP", 0))
@@ -128,7 +128,7 @@ def _is_closed_by_peer(sock: socket.socket) -> bool:
 class Channel:
     """One connection to the server, made again after a loss; used by one thread at a time."""
 
-    def __init__(self, shared: ClientState) -> None:
+    def __init__(self, shared: ChannelsState) -> None:
         self._shared = shared
         self.connection: ClientConnection = ClientConnection(
             session_id=secrets.token_bytes(16), process=process_identity(), token=shared.token, name=shared.name
@@ -163,7 +163,7 @@ class Channel:
                         self._connect(item, deadline)
                     self._send(self.connection.encode(item), deadline)
                     if self._previous is not None:
-                        self._send_keep_alives(self.leases)
+                        self._renew_leases(self.leases)
                         self._close_previous()
                     answer: R = self._wait_for_answer(item, deadline)
                     self._timeouts.note_answer()
@@ -173,7 +173,7 @@ class Channel:
                     self._shared.outages.note_failure(time.monotonic())
                     self._check_not_ended(request)
         except _TimedOut:
-            late = item.timeout_error(cast("float", timeout), self._shared.name, self._current_problem())
+            late = item.timeout_error(cast("float", timeout), self._shared.name, self._problem_text())
             self._abandon_request(item)
             raise late from None
         except StoreError as error:
@@ -184,7 +184,7 @@ class Channel:
 
     def _check_not_ended(self, request: Request[Any]) -> None:
         if self.ended:
-            raise WaitEnded("it was ended here")
+            raise WaitEndedError("it was ended here")
         self._shared.check_usable_for(request)
 
     def _connect(self, item: InFlight, deadline: float) -> None:
@@ -221,7 +221,7 @@ class Channel:
 
     def _open_socket(self, deadline: float, check: Callable[[], None]) -> None:
         addresses, began = self._shared.addresses, time.monotonic()
-        check_blocking_caller(addresses.host, addresses.port)
+        check_not_server_loop(addresses.host, addresses.port)
         addresses.set_small_packets(self._timeouts.large_packets_seem_lost)
         if self._shared.renew is not None:
             renewed = self._shared.renew()
@@ -283,7 +283,7 @@ class Channel:
         while answer is None:
             data = self._read(deadline)
             try:
-                answer = self.connection.decode_single_answer(data, item)
+                answer = self.connection.decode_exact_frame(data, item)
             except ProtocolError as error:
                 raise self._error_to_raise(error) from None
             if answer is not None:
@@ -293,7 +293,7 @@ class Channel:
                     answered = self.connection.take_request(received.request_id)
                     if answered is item:
                         answer = received.response
-                    elif answered is not None and (revoke := answered.needed_revocation(received.response)) is not None:
+                    elif answered is not None and (revoke := answered.revoke_request(received.response)) is not None:
                         self._send_and_forget(revoke)
                 elif isinstance(received, (Events, Lagged)):
                     self.pushed.append(received)
@@ -354,7 +354,7 @@ class Channel:
 
     def _check_connection(self, sock: socket.socket, health: ConnectionHealth, now: float) -> None:
         line = SocketState(*unacknowledged(sock), welcomed=self.connection.welcomed is not None)
-        say, _ = health.check(now, line)
+        say, _ = health.next_action(now, line)
         if say is HealthAction.PING:
             if not line.unsent_bytes:  # unacknowledged bytes serve as a ping: the peer's system must answer
                 self._send_and_forget(Ping())
@@ -410,17 +410,17 @@ class Channel:
         self.call(Ping(), within)
         connection = self._welcomed_at
         try:
-            self._send_keep_alives(leases)
+            self._renew_leases(leases)
         except OSError as error:
             self.note_disconnect(error)
         self.call(Ping(), within)  # the pong confirms the renewals: requests are answered in order
         return connection == self._welcomed_at
 
-    def _send_keep_alives(self, leases: Iterable[int]) -> None:
+    def _renew_leases(self, leases: Iterable[int]) -> None:
         for lease in tuple(leases):
             self._send_and_forget(KeepAlive(lease=lease))
 
-    def _current_problem(self) -> str | None:
+    def _problem_text(self) -> str | None:
         if self.sock is not None:
             return None
         lost = "the connection is lost, " if self.connection.store_id is not None else ""

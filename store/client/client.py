@@ -319,7 +319,7 @@ class Client(ReconnectingClient):
                 watch.note_progress(response.revision)
         if isinstance(response, Watching) and request_id in self.watches:
             self.watches[request_id].note_opened(response.revision)
-        if (revoke := item.needed_revocation(response)) is not None:
+        if (revoke := item.revoke_request(response)) is not None:
             self.send_and_forget(revoke)
         item.settle(error_of(response) or response)
 
@@ -394,7 +394,7 @@ class Client(ReconnectingClient):
             self._out.clear()
 
     def _time_out_request(self, item: InFlight, timeout: float) -> None:
-        trouble = None if self.connected else f"the connection is lost, {self._current_problem()}"
+        trouble = None if self.connected else f"the connection is lost, {self._problem_text()}"
         error = item.timeout_error(timeout, self.name, trouble)
         self.abandon_request(item)
         item.settle(error)

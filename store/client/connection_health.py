@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # `HEARTBEAT`s from request to closing, twice as many from the last bytes; one if the peer's system lacks data.
 HEARTBEATS_OF_BUSY = 6.0
 WATCHES_HEAR_EVERY = 20.0  # seconds between pings whose answers tell watches the store's revision
-LATE = 0.1  # if a call of `check` is late by this many seconds, the event loop was busy
-LOOKS = 8  # the most calls of `check` during one wait for an answer
+LATE = 0.1  # if a call of `next_action` is late by this many seconds, the event loop was busy
+LOOKS = 8  # the most calls of `next_action` during one wait for an answer
 SOON = 0.001  # seconds by which a timer may fire early
 
 
@@ -52,16 +52,16 @@ class ConnectionHealth:
         self.seeking: bool = False
         self._pinged = False  # True if the server was pinged since `asked_at`
         self._watches_told_at = now  # when watches last got the store's revision
-        self._unsent_bytes: int | None = None  # at the last call of `check`
-        self._postponed = False  # True if the last call of `check` was late, and judged nothing
+        self._unsent_bytes: int | None = None  # at the last call of `next_action`
+        self._postponed = False  # True if the last call of `next_action` was late, and judged nothing
 
     def expect_answer(self, now: float) -> None:
-        """Note that an answer is due: silence counts from now on. The first `check` is due at `first_check_at`."""
+        """Note that an answer is due: silence counts from now on. The first check is due at `first_check_at`."""
         if self.asked_at is None:
             self.asked_at, self._pinged = now, False
 
     def first_check_at(self, now: float) -> float:
-        """Return the time of the first `check` after a request that is made now."""
+        """Return the time of the first `next_action` after a request that is made now."""
         return now + self._timeouts.answer_timeout(now) / 2
 
     def note_received(self, now: float, *, expecting: bool) -> None:
@@ -72,8 +72,8 @@ class ConnectionHealth:
             self.asked_at, self._pinged = now if expecting else None, False
         self.seeking = False
 
-    def check(self, now: float, line: SocketState, *, late: float = 0.0) -> tuple[HealthAction, float]:
-        """Return the action to take, and the time of the next call of `check`; this call is `late` seconds late."""
+    def next_action(self, now: float, line: SocketState, *, late: float = 0.0) -> tuple[HealthAction, float]:
+        """Return the action to take, and the time of the next call; this call is `late` seconds late."""
         before, self._unsent_bytes = self._unsent_bytes, line.unsent_bytes
         moved = before is not None and line.unsent_bytes < before
         if moved:

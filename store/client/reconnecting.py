@@ -29,8 +29,8 @@ from store.net.dialing import (
     untrusted_error,
 )
 from store.net.process import process_identity
-from store.net.sockets import close_in_children, drop_sockets, unacknowledged
-from store.net.tasks import cancel_and_wait, running_loop
+from store.net.sockets import close_in_children, forget_sockets, unacknowledged
+from store.net.tasks import cancel_and_wait, require_loop
 from store.protocol.connection import ClientConnection
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class Connection(asyncio.Protocol):
-    """One connection, which measures the server's silence, and buffers received bytes until `attach_to_client`."""
+    """One connection, which measures the server's silence, and buffers received bytes until `deliver_early_bytes`."""
 
     def __init__(self, owner: ReconnectingClient) -> None:
         self._loop = asyncio.get_running_loop()
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
             close_in_children(self, self._socket)
 
     def data_received(self, data: bytes) -> None:
-        """Pass received bytes to the owner, or buffer them until `attach_to_client`."""
+        """Pass received bytes to the owner, or buffer them until `deliver_early_bytes`."""
         if self._early is None:
             self._owner.handle_bytes(self, data)
             return
@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
         if not self.spoken.done():
             self.spoken.set_result(True)
 
-    def attach_to_client(self) -> None:
+    def deliver_early_bytes(self) -> None:
         """Give the connection to the client, with the bytes received so far."""
         self.expect_answer()
         early, self._early = self._early or [], None
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note the end of the connection."""
-        drop_sockets(self)
+        forget_sockets(self)
         self._socket, self._error = None, error
         if not self.spoken.done():
             self.spoken.set_result(False)
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
         return silent_close_error(secure=self._owner._secure, met=self._owner.has_met_store)
 
     @property
-    def end_addresses(self) -> tuple[str, str] | None:
+    def socket_addresses(self) -> tuple[str, str] | None:
         """The addresses of this end and of the peer, or None without a socket."""
         if self.transport is None:
             return None
@@ -182,7 +182,7 @@ class Connection(asyncio.Protocol):
         buffered = 0 if self.transport is None else self.transport.get_write_buffer_size()
         owner = self._owner
         line = SocketState(*unacknowledged(self._socket, buffered), owner.connected, bool(owner.watches))
-        say, until = self.health.check(now, line, late=late)
+        say, until = self.health.next_action(now, line, late=late)
         if say is HealthAction.PING:
             self._owner.send_ping()
         elif say is HealthAction.SEEK:
@@ -228,7 +228,7 @@ class ReconnectingClient(interface.Store):
         self._attempt = 0  # attempts that failed since the last welcome
         self._away_since = 0.0
         self.last_problem: str = NEVER_ANSWERED
-        self._outages = OutageLog(name, self._current_problem, log)
+        self._outages = OutageLog(name, self._problem_text, log)
         self._cuts = DisconnectNotifier(self.time)
         self.cuts: DisconnectNotifier | None = self._cuts
 
@@ -244,19 +244,19 @@ class ReconnectingClient(interface.Store):
         """Ping the server, if connected."""
 
     def _start_connecting(self) -> None:
-        self._loop = running_loop()
+        self._loop = require_loop()
         self._met_or_failed = asyncio.Event()
         self._task = asyncio.create_task(self._stay_connected(), name=f"store client of {self.name}")
         self._task.add_done_callback(self._handle_task_end)
 
     async def _wait_for_first_welcome(self, within: float, ended_by: str) -> None:
-        told = warn_if_silent(self.name, self._current_problem, within=within, ended_by=ended_by)
+        told = warn_if_silent(self.name, self._problem_text, within=within, ended_by=ended_by)
         with anyio.move_on_after(within), told:
             await self._met_or_failed.wait()
         if self._failed is not None:
             raise self._failed
         if not self._met_or_failed.is_set():
-            why = f"no store at {self.name} within {within:g} s: {self._current_problem()}"
+            why = f"no store at {self.name} within {within:g} s: {self._problem_text()}"
             raise ConnectionLost(why, maybe_applied=False)
 
     def _handle_task_end(self, task: asyncio.Task[None]) -> None:
@@ -270,7 +270,7 @@ class ReconnectingClient(interface.Store):
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
             raise error
 
-    def _current_problem(self) -> str:
+    def _problem_text(self) -> str:
         mute = self._trying is not None and self.last_problem == NEVER_ANSWERED
         problem = SAYS_NOTHING[self._secure] if mute else self.last_problem
         return problem + ("" if self._addresses is None else self._addresses.in_parentheses())
@@ -296,9 +296,9 @@ class ReconnectingClient(interface.Store):
         return welcomed.address if welcomed else None
 
     @property
-    def end_addresses(self) -> tuple[str, str] | None:
+    def socket_addresses(self) -> tuple[str, str] | None:
         """This client's address, and the server's."""
-        return self._link.end_addresses if self._link is not None else None
+        return self._link.socket_addresses if self._link is not None else None
 
     def cap_retry_pauses(self, remaining: Callable[[], float]) -> None:
         """Limit pauses between attempts by the seconds that `remaining` returns."""
@@ -386,7 +386,7 @@ class ReconnectingClient(interface.Store):
         self._connection.start_connection(nonce=secrets.token_bytes(16))
         successor: Connection | None = None
         try:
-            link.attach_to_client()
+            link.deliver_early_bytes()
             while successor is None and not link.over:
                 await link.changed.wait()
                 link.changed.clear()

@@ -76,7 +76,7 @@ def write_group(database: sqlite3.Connection, group: Sequence[ChangeSet], *, num
         for events in facts.revisions:
             revision = events[0].revision
             changed.update((event.key, event) for event in events)
-            history.extend(_history_rows(revision, events))
+            history.extend(_revision_rows(revision, events))
         compacted = max(compacted, facts.compacted)
         leases.update(facts.leases)
         last_lease = max(last_lease, facts.last_lease)
@@ -152,7 +152,7 @@ def _execute_in_batches(database: sqlite3.Connection, statement: str, rows: Iter
         database.execute(statement.format(placeholders), fields)
 
 
-def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[Any, ...]]:
+def _revision_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[Any, ...]]:
     part, begin, size = 0, 0, 0
     for index, event in enumerate(events):
         size += len(event.key) + len(event.value)
@@ -162,7 +162,7 @@ def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[An
     assert part <= PARTS, "a revision is bounded, and its parts with it"
 
 
-def error_reply_changes(facts: ChangeSet, why: str) -> ChangeSet:
+def error_change_set(facts: ChangeSet, why: str) -> ChangeSet:
     """Return the changes to store instead of rejected ones: the sessions, and an error as each reply."""
     message = f"the disk cannot take it, and nothing was done: {why}; ask for less"
     answer = Failed(kind=FailureKind.LIMIT, message=message)

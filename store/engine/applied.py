@@ -22,7 +22,7 @@ class EventBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class WaitEnd:
     """The delayed answer to a `Wait` request."""
 
     peer: int
@@ -49,9 +49,9 @@ class LongRead:
     next_revision: int = 0
 
 
-class StepResult(NamedTuple):
+class ApplyResult(NamedTuple):
     """The result of one step."""
 
     response: Response | None
-    deliveries: tuple[EventBatch | Answer | WatchLost, ...] = ()
+    deliveries: tuple[EventBatch | WaitEnd | WatchLost, ...] = ()
     work: LongRead | None = None

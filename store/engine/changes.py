@@ -103,7 +103,7 @@ class OpenRevision:
         if lease is not None:
             lease.keys.pop(key, None)
             if lease.terms.anonymous:  # its only key
-                self._remove_lease(lease)
+                self._remove_empty_lease(lease)
 
     def grant(self, asked: Grant, *, peer: int | None = None, anonymous: bool = False) -> LeaseRecord:
         """Grant a lease."""
@@ -130,10 +130,10 @@ class OpenRevision:
             if self.facts is not None:
                 self.facts.leases[lease.id] = SavedLease(id=lease.id, ttl=0.0)
         elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # unless `erase` has ended it
-            self._remove_lease(lease)
+            self._remove_empty_lease(lease)
         return len(going)
 
-    def _remove_lease(self, lease: LeaseRecord) -> None:
-        self._leases.remove_empty(lease)
+    def _remove_empty_lease(self, lease: LeaseRecord) -> None:
+        self._leases.remove_empty_lease(lease)
         if self.facts is not None:
             self.facts.leases[lease.id] = None

@@ -19,7 +19,7 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from store.engine.applied import Answer, EventBatch, LongRead, StepResult, WatchLost
+from store.engine.applied import ApplyResult, EventBatch, LongRead, WaitEnd, WatchLost
 from store.engine.changes import OpenRevision
 from store.engine.changeset import ChangeSet, KeptReply
 from store.engine.keyspace import events_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from store.engine.waits import PostponedWaits
     from store.engine.watches import Watcher
 
-NOBODY: Final = MappingProxyType[int, float]({})
+EMPTY: Final = MappingProxyType[int, float]({})
 PAGES_BYTES = 4 * 4096  # bytes of the database pages that a write of one key changes
 LAPSES_AT_ONCE = 256  # leases that one tick may end; the next tick follows in a millisecond
 WAITS_AT_ONCE = 512  # if a change affects more waits than this, later steps check all of them
@@ -47,7 +47,7 @@ WAITED_KEYS_AT_ONCE = 16_384  # the same, if these waits have more keys and cond
 
 ENDED = object()
 
-_make_result = tuple.__new__  # twice as fast as `StepResult(...)`
+_make_result = tuple.__new__  # twice as fast as `ApplyResult(...)`
 
 _KINDS = {error: kind for kind, error in ERRORS.items()}
 
@@ -149,7 +149,7 @@ class Engine:
             for session_id in forgotten:
                 self._changes.facts.note_session_ended(session_id)
 
-    def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> StepResult:
+    def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> ApplyResult:
         """Carry out one request, at `now` on the server's monotonic clock.
 
         Request ids ascend per client, and identify watches and waits. The client got the replies up to `acknowledged`.
@@ -164,11 +164,11 @@ class Engine:
         changes = mutates(request)
         if changes:
             if request_id <= session.highest:
-                return StepResult(response=self._replayed_reply(session, request_id, peer))
+                return ApplyResult(response=self._replayed_reply(session, request_id, peer))
             try:
                 self._check_mutation(session, request)
             except LimitExceeded as error:  # this refusal is not kept as a reply: kept replies may be at their limit
-                return StepResult(response=_failed_response(error))
+                return ApplyResult(response=_failed_response(error))
         try:
             response = self._asked.carry_out(request, peer, request_id)
         except StoreError as error:
@@ -187,16 +187,16 @@ class Engine:
                         session_id=session.id, acknowledged=acknowledged, request_id=request_id, response=response
                     )
                 )
-        return _make_result(StepResult, (response, self._take_deliveries() if self._asked.deliveries else (), work))
+        return _make_result(ApplyResult, (response, self._take_deliveries() if self._asked.deliveries else (), work))
 
-    def continue_long_request(self, work: LongRead) -> StepResult:
+    def continue_long_request(self, work: LongRead) -> ApplyResult:
         """Do the next step of a long request."""
         response = self._asked.continue_long_request(work)
         more, self._asked.work = self._asked.work, None
         if more is None:
             del self._works[work.watcher[0]]
             self.has_chores = self.has_chores or bool(self.state.past)
-        return _make_result(StepResult, (response, self._take_deliveries(), more))
+        return _make_result(ApplyResult, (response, self._take_deliveries(), more))
 
     def _check_mutation(self, session: Session, request: Request[Any]) -> None:
         if self.read_only is not None:
@@ -207,7 +207,7 @@ class Engine:
         is_short = state.why_only_deletes is not None
         writes = [each for each in operations_of(request) if type(each) not in TAKE_AWAY] if is_short else []
         if writes:
-            size = state.bytes_to_write(request)
+            size = state.bytes_written_by(request)
             cost = size + len(writes) * PAGES_BYTES
             is_coordination_key = self._keys.groups.is_coordination_key
             if cost <= state.steering_bytes and all(is_coordination_key(getattr(each, "key", "")) for each in writes):
@@ -224,7 +224,7 @@ class Engine:
         if full or session.held_bytes:
             state.check_reply_room(session, request)
 
-    def _take_deliveries(self) -> tuple[EventBatch | Answer | WatchLost, ...]:
+    def _take_deliveries(self) -> tuple[EventBatch | WaitEnd | WatchLost, ...]:
         deliveries, self._asked.deliveries = tuple(self._asked.deliveries), []
         return deliveries
 
@@ -239,7 +239,7 @@ class Engine:
                 self._leases.keep_alive(lease, peer=peer)
         return replayed
 
-    def tick(self, *, now: float, unheard: Mapping[int, float] = NOBODY) -> tuple[EventBatch | Answer | WatchLost, ...]:
+    def tick(self, *, now: float, unheard: Mapping[int, float] = EMPTY) -> tuple[EventBatch | WaitEnd | WatchLost, ...]:
         """End expired leases, no two at one revision, and sessions that were abandoned for too long.
 
         `unheard` maps each peer with waiting requests to the seconds that they have waited. A lease that expired while
@@ -320,7 +320,7 @@ class Engine:
         self.postponed.add([standing.pop(key) for standing, key in stirred], self.revision)
         self.has_chores = True
 
-    def do_postponed_work(self) -> tuple[EventBatch | Answer | WatchLost, ...]:
+    def do_postponed_work(self) -> tuple[EventBatch | WaitEnd | WatchLost, ...]:
         """Do a part of the postponed work: check waits, and clean up after closed peers."""
         if self.postponed:
             self._asked.check_postponed_waits()

@@ -52,7 +52,7 @@ class GroupUsage:
     bytes: int = 0
 
 
-class Groups:
+class KeyGroupTable:
     """The groups that hold keys; `now` is the server's clock at the last request."""
 
     __slots__ = ("_index", "by_name", "now")
@@ -110,7 +110,7 @@ class Keyspace:
         self.revision: int = 0
         self.entries: dict[str, Entry] = {}
         self.get: Callable[[str], Entry | None] = self.entries.get  # bound once: every request calls it
-        self.groups: Groups = Groups()
+        self.groups: KeyGroupTable = KeyGroupTable()
         self.index: SortedKeys = SortedKeys()
         self.bytes: int = 0
         self.answer_bytes_max: int = entry_answer_bytes(None)

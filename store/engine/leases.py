@@ -140,7 +140,7 @@ class Leases:
         self.make_due_again(lease)
         self._detach_keeper(lease)
 
-    def remove_empty(self, lease: LeaseRecord) -> None:
+    def remove_empty_lease(self, lease: LeaseRecord) -> None:
         """Remove a lease that has no keys left."""
         del self._leases[lease.id]
         self.bytes -= LEASE_OVERHEAD + len(lease.note)

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from store import messages
-from store.engine.applied import Answer, EventBatch, LongRead, WatchLost
+from store.engine.applied import EventBatch, LongRead, WaitEnd, WatchLost
 from store.engine.keyspace import entry_answer_bytes
 from store.engine.snapshots import PART_BYTES, STEP_KEYS, Snapshot
 from store.engine.waits import ParkedWait, wait_bytes
@@ -41,7 +41,7 @@ class RequestExecutor:
         self._peer = 0
         self._asker: Watcher = (0, 0)
         self._when: tuple[Condition, ...] = ()
-        self.deliveries: list[EventBatch | Answer | WatchLost] = []
+        self.deliveries: list[EventBatch | WaitEnd | WatchLost] = []
         self.work: LongRead | None = None
 
     def carry_out(self, request: Request[Any], peer: int, request_id: int) -> Response | None:
@@ -88,7 +88,7 @@ class RequestExecutor:
         return messages.Listing(entries, revision)
 
     def _list(self, request: messages.List) -> messages.Listing | messages.ListingPart:
-        snapshot = Snapshot.of_prefix(self._keys, self._past, request.prefix)
+        snapshot = Snapshot.from_prefix(self._keys, self._past, request.prefix)
         return self._next_list_part(LongRead(watcher=self._asker, snapshot=snapshot, keys_only=request.keys_only))
 
     def _next_list_part(self, work: LongRead) -> messages.Listing | messages.ListingPart:
@@ -118,11 +118,11 @@ class RequestExecutor:
     def _stats(self, _: messages.Stats) -> messages.Figures:
         return messages.Figures(figures=self._figures())
 
-    def _list_groups(self, request: messages.ListGroups) -> messages.GroupPage:
+    def _list_groups(self, request: messages.ListGroups) -> messages.KeyGroupsPage:
         self._state.check_key_size(request.after, "name")
         groups = self._keys.groups
         page = groups.page(after=request.after, most=GROUPS_AT_ONCE + 1)
-        return messages.GroupPage(
+        return messages.KeyGroupsPage(
             groups=tuple(
                 messages.KeyGroup(
                     name=group.name, keys=group.keys, bytes=group.bytes, age=max(groups.now - group.since, 0.0)
@@ -132,7 +132,7 @@ class RequestExecutor:
             more=len(page) > GROUPS_AT_ONCE,
         )
 
-    def _list_notes(self, request: messages.ListNotes) -> messages.NotePage:
+    def _list_lease_notes(self, request: messages.ListNotes) -> messages.NotePage:
         self._state.check_key_size(request.prefix, "prefix")
         self._state.check_key_size(request.after, "key")
         keys = self._keys.index.page(request.prefix, after=request.after or None, most=NOTES_AT_ONCE + 1)
@@ -152,7 +152,7 @@ class RequestExecutor:
             f"{self._limits.operations_max}: split it"
         )
 
-    def _reply_unsupported(self, request: messages.UnknownRequest) -> messages.Failed:
+    def _reply_unsupported(self, request: messages.UndecodableRequest) -> messages.Failed:
         message = f"this server does not know {request.what}: it is of an older release than the client; upgrade it"
         return messages.Failed(kind=messages.FailureKind.UNSUPPORTED, message=message)
 
@@ -297,7 +297,7 @@ class RequestExecutor:
             raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {self._keys.revision}")
         self._state.check_key_size(request.prefix, "prefix")
         self._state.check_watch_room(self._peer, watch_bytes(request.prefix), (request.prefix,))
-        snapshot = Snapshot.of_prefix(self._keys, self._past, request.prefix) if request.snapshot else None
+        snapshot = Snapshot.from_prefix(self._keys, self._past, request.prefix) if request.snapshot else None
         if start <= self._history.compacted:
             return messages.Failed(
                 kind=messages.FailureKind.COMPACTED,
@@ -416,7 +416,7 @@ class RequestExecutor:
             except LimitExceeded as error:
                 response = messages.Failed(kind=messages.FailureKind.LIMIT, message=str(error))
         self._waits.remove(watcher)
-        self.deliveries.append(Answer(peer=peer, request_id=request_id, response=response))
+        self.deliveries.append(WaitEnd(peer=peer, request_id=request_id, response=response))
         return None
 
 
@@ -440,9 +440,9 @@ _HANDLERS: dict[type, Callable[[RequestExecutor, Any], Response | None]] = {
     messages.Ping: RequestExecutor._ping,
     messages.Stats: RequestExecutor._stats,
     messages.ListGroups: RequestExecutor._list_groups,
-    messages.ListNotes: RequestExecutor._list_notes,
+    messages.ListNotes: RequestExecutor._list_lease_notes,
     messages.TooLargeRequest: RequestExecutor._refuse_too_many_elements,
-    messages.UnknownRequest: RequestExecutor._reply_unsupported,
+    messages.UndecodableRequest: RequestExecutor._reply_unsupported,
     messages.Put: RequestExecutor._put,
     messages.Delete: RequestExecutor._delete,
     messages.DeletePrefix: RequestExecutor._delete_prefix,

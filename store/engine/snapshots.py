@@ -89,7 +89,7 @@ class Snapshot:
     counted_from: int = 0  # bytes ever kept for snapshots when this one began
 
     @classmethod
-    def of_prefix(cls, keys: Keyspace, past: OldEntries, prefix: str) -> Snapshot:
+    def from_prefix(cls, keys: Keyspace, past: OldEntries, prefix: str) -> Snapshot:
         """Return a snapshot of the keys under a prefix."""
         chunks, place, count = keys.index.chunks_under(prefix)
         return cls(past, deque(chunks), place=place, left=count, revision=keys.revision)

@@ -107,7 +107,7 @@ class StoreState:
 
     def check_memory(self, more: int, for_keys: Collection[str] = ()) -> None:
         """Refuse a request that would exceed the memory limit."""
-        kept_back, spare = self.limits.memory_kept_back, self.limits.memory_kept_back // SPARE_SHARE
+        kept_back, spare = self.limits.memory_reserve, self.limits.memory_reserve // SPARE_SHARE
         held = self.memory_bytes + max(self.held_elsewhere() + spare, kept_back)
         # Count the history at its limit, but large snapshots only in part: closing their readers frees them.
         held += self.limits.history_bytes_max - self.history.bytes
@@ -140,7 +140,7 @@ class StoreState:
             self._check_lease_of_write(write.lease, write)
         return value
 
-    def bytes_to_write(self, request: Request[Any]) -> int:
+    def bytes_written_by(self, request: Request[Any]) -> int:
         """Return the approximate bytes that a request would write; an append writes the whole value."""
         size = 0
         for operation in operations_of(request):

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from store import interface
-from store.errors import ConnectionLost, StoreError, WaitEnded, unsent_error
+from store.errors import ConnectionLost, StoreError, WaitEndedError, unsent_error
 from store.etcd import client as etcd
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Request, Response, waits
@@ -64,7 +64,7 @@ class Client(interface.BlockingStore):
             return self._wait_for_result(call)
         except CancelledError:
             if self._waits_ended:
-                raise WaitEnded("waits were ended here") from None
+                raise WaitEndedError("waits were ended here") from None
             raise
         finally:
             self._waiting.discard(call)
@@ -97,7 +97,7 @@ class Client(interface.BlockingStore):
         for call in tuple(self._waiting):
             call.cancel()
 
-    def _run_in_thread(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def _run_in_loop_thread(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return self._wait_for_result(self._start_call(work))
 
     def _start_call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Call[T]:
@@ -141,13 +141,13 @@ class Watch(interface.BlockingWatch):
         self._closed = threading.Event()
 
     def __enter__(self) -> Self:
-        self._client._run_in_thread(self._watch.__aenter__)
+        self._client._run_in_loop_thread(self._watch.__aenter__)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         with contextlib.suppress(StoreError):  # raised if the client is closed, which has ended the watch
-            self._client._run_in_thread(partial(self._watch.__aexit__, None, None, None))
+            self._client._run_in_loop_thread(partial(self._watch.__aexit__, None, None, None))
 
     def close(self) -> None:
         """End the watch and its iteration; any thread may call this."""

@@ -27,8 +27,8 @@ from store.errors import (
     unsent_error,
 )
 from store.etcd import leases
-from store.etcd.codec import OPERATIONS_MAX, Endpoints, Failure, entry_in, events_by_revision, range_of, watch_requests
-from store.etcd.members import InDoubt, Members
+from store.etcd.codec import OPERATIONS_MAX, Endpoints, Failure, events_by_revision, one_entry, range_of, watch_requests
+from store.etcd.members import DoubtFlag, Members
 from store.etcd.reads import ReadOperations
 from store.etcd.receipts import HANG_UP_WITHIN, WriteReceipts
 from store.etcd.watch import Watch
@@ -37,7 +37,7 @@ from store.interface import DEFAULT_TIMEOUT
 from store.net.absence import warn_if_silent
 from store.net.dialing import find_route
 from store.net.process import process_identity
-from store.net.tasks import running_loop
+from store.net.tasks import require_loop
 from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ WATCHES_MOST: Final = 100  # the most missing keys that one `Wait` request watch
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, Members]] = WeakKeyDictionary()
 
 
-def _shared_members(name: Hashable | None, make: Callable[[], Members]) -> Members:
+def _get_shared_members(name: Hashable | None, make: Callable[[], Members]) -> Members:
     if name is None:
         return make()
     here = _shared.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
@@ -81,8 +81,8 @@ class Client(interface.Store):
     writes_max: int = OPERATIONS_MAX
     fail_over: float = 2.0  # etcd replaces a lost leader after 1 to 2 s by default
     observed_address: str | None = None
-    end_addresses: tuple[str, str] | None = None
-    server: str = ""  # the id of the member that answered; "another" if `end_addresses` are those of another member
+    socket_addresses: tuple[str, str] | None = None
+    server: str = ""  # the id of the member that answered; "another" if `socket_addresses` are those of another member
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Client(interface.Store):
         self.hidden = receipts
         probe = range_of(receipts, count_only=True)
         make = partial(Members, cluster, probe=probe, tls=tls, renew=renew, user=user, password=password, rng=rng)
-        self.members: Members = _shared_members(shared_as, make)
+        self.members: Members = _get_shared_members(shared_as, make)
         self._receipts = WriteReceipts(self.members, receipts)
         self._reads = ReadOperations(self.members, receipts)
         self._scopes: set[anyio.CancelScope] = set()  # the scopes of the calls under way
@@ -121,8 +121,8 @@ class Client(interface.Store):
                 await self.run_while_usable(lambda: self.members.start(deadline))
             way = await find_route(self.members.hosts, self.members.identity.member_id)
             if way is not None:
-                self.end_addresses, self.server = way
-                self.observed_address = self.end_addresses[0]
+                self.socket_addresses, self.server = way
+                self.observed_address = self.socket_addresses[0]
         except StoreTimeoutError as error:
             await self.aclose()
             raise ConnectionLost(str(error), maybe_applied=False) from None
@@ -133,7 +133,7 @@ class Client(interface.Store):
 
     async def open(self) -> None:
         """Prepare for calls; the first call connects."""
-        self._loop = running_loop()
+        self._loop = require_loop()
         self.members.clients.append(self)
         await self.members.start()
 
@@ -174,7 +174,7 @@ class Client(interface.Store):
         """Return seconds on the event loop's clock."""
         return asyncio.get_running_loop().time()
 
-    async def run_while_usable(self, work: Callable[[], Awaitable[T]], doubt: InDoubt | None = None) -> T:
+    async def run_while_usable(self, work: Callable[[], Awaitable[T]], doubt: DoubtFlag | None = None) -> T:
         """Await `work`. If the client fails meanwhile, raise its error, `maybe_applied` as in `doubt`."""
         self.check_usable()
         with anyio.CancelScope() as scope:
@@ -200,7 +200,7 @@ class Client(interface.Store):
             guard, asked = asked.when, asked.request
         if isinstance(asked, messages.KeepAlive | messages.Revoke | messages.TimeToLive):
             leases.check_lease_id(asked.lease)
-        doubt = InDoubt()
+        doubt = DoubtFlag()
         try:
             response = await self.run_while_usable(lambda: self._dispatch(asked, guard, deadline, doubt), doubt)
         except Failure as failure:
@@ -208,12 +208,12 @@ class Client(interface.Store):
         return cast("R", response)
 
     async def _dispatch(
-        self, request: messages.Request[Any], guard: tuple[messages.Condition, ...], deadline: float, doubt: InDoubt
+        self, request: messages.Request[Any], guard: tuple[messages.Condition, ...], deadline: float, doubt: DoubtFlag
     ) -> messages.Response:
         match request:
             case messages.Get(key=key):
                 replies, _ = await self._reads.read(guard, [range_of(key)], deadline)
-                return messages.Found(entry=entry_in(replies[0]))
+                return messages.Found(entry=one_entry(replies[0]))
             case messages.GetMany(keys=keys):
                 return await self._reads.get_many(keys, guard, deadline)
             case messages.List():
@@ -232,11 +232,11 @@ class Client(interface.Store):
                 return await leases.list_lease_notes(self.members, self._reads, request, deadline)
             case messages.Grant(ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl):
                 leases.check_ttls(disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
-                return await leases.grant(self.members, ttl, deadline)
+                return await leases.grant_lease(self.members, ttl, deadline)
             case messages.KeepAlive():
                 return await leases.keep_alive(self.members, request, deadline, hidden=self.hidden)
             case messages.Revoke(lease=lease):
-                return await leases.revoke(self.members, lease, deadline)
+                return await leases.revoke_lease(self.members, lease, deadline)
             case messages.TimeToLive(lease=lease):
                 return await leases.time_to_live(self.members, lease, deadline)
             case _:

@@ -112,7 +112,7 @@ def decode_key_name(key: bytes) -> str:
     return key.decode(errors="surrogateescape")
 
 
-def entry_in(response: pb.RangeResponse) -> Entry | None:
+def one_entry(response: pb.RangeResponse) -> Entry | None:
     """Return the entry of a read of one key, or None."""
     return entry_of(response.kvs[0]) if response.kvs else None
 
@@ -138,7 +138,7 @@ def _decode_event(change: pb.Event) -> Event:
     return entry_of(kv).event
 
 
-def condition_read(condition: Condition) -> Fields:
+def read_for_condition(condition: Condition) -> Fields:
     """Return the read whose result shows if a condition holds."""
     return range_of(condition.key, keys_only=condition.target not in (Target.VALUE, Target.VALUE_IF_ANY))
 

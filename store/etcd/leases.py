@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from store.errors import LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.etcd.codec import Failure, FailureKind, decode_key_name, prefix_span, range_of
-from store.etcd.members import InDoubt
+from store.etcd.members import DoubtFlag
 from store.messages import CHOSEN_LEASE_LEAST, Done, Granted, LeaseState, List, Note, NotePage
 from store.records import brief
 
@@ -28,7 +28,7 @@ async def keep_alive(members: Members, request: KeepAlive, deadline: float, *, h
     lease = request.lease
     reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="KeepAlive")
     if reply.TTL <= 0:
-        raise _lease_not_found(lease)
+        raise _lease_gone_error(lease)
     if request.note:  # etcd's keep-alive cannot carry a note, so a key on the lease does
         put = {"request_put": {"key": f"{hidden}{NOTES}{lease}".encode(), "value": request.note, "lease": lease}}
         with contextlib.suppress(StoreError):  # a full etcd rejects the note, but has renewed the lease
@@ -41,19 +41,19 @@ async def time_to_live(members: Members, lease: int, deadline: float) -> LeaseSt
     asked = {"ID": lease, "keys": True}
     reply = await members.ask("Lease/LeaseTimeToLive", asked, deadline=deadline, what="TimeToLive")
     if reply.TTL < 0 or not reply.grantedTTL:
-        raise _lease_not_found(lease)
+        raise _lease_gone_error(lease)
     keys = tuple(sorted(map(decode_key_name, reply.keys)))
     return LeaseState(remaining=float(reply.TTL), ttl=float(reply.grantedTTL), keys=keys)
 
 
-async def revoke(members: Members, lease: int, deadline: float) -> Done:
+async def revoke_lease(members: Members, lease: int, deadline: float) -> Done:
     """End a lease."""
-    doubt = InDoubt()
+    doubt = DoubtFlag()
     try:
         await members.ask("Lease/LeaseRevoke", {"ID": lease}, deadline=deadline, what="Revoke", doubt=doubt)
     except LeaseNotFound:
         if not doubt.any:  # no earlier attempt can have ended the lease
-            raise _lease_not_found(lease) from None
+            raise _lease_gone_error(lease) from None
     return Done()
 
 
@@ -68,7 +68,7 @@ async def list_lease_notes(members: Members, reads: ReadOperations, request: Lis
     return NotePage(notes=found, more=False)
 
 
-async def grant(members: Members, ttl: float, deadline: float, *, id: int | None = None) -> Granted:
+async def grant_lease(members: Members, ttl: float, deadline: float, *, id: int | None = None) -> Granted:
     """Grant a lease, or renew it if `id` exists. The TTL is rounded up to seconds, and to etcd's minimum."""
     check_ttls(ttl=ttl)
     lease = id or new_lease_id()  # a request repeated with the same id grants no second lease
@@ -95,7 +95,7 @@ def check_lease_id(lease: int | None) -> None:
     if lease is not None and lease.bit_length() > 64:
         raise StoreUsageError(f"{brief(lease)} is no id of a lease")
     if lease is not None and not 0 < lease < 2**63:
-        raise _lease_not_found(lease)
+        raise _lease_gone_error(lease)
 
 
 def check_ttls(**ttls: float | None) -> None:
@@ -107,5 +107,5 @@ def check_ttls(**ttls: float | None) -> None:
             raise LimitExceeded(f"{name} is {ttl:g} s; etcd takes at most {TTL_MAX:g}: ask for less, and renew it")
 
 
-def _lease_not_found(lease: int) -> LeaseNotFound:
+def _lease_gone_error(lease: int) -> LeaseNotFound:
     return LeaseNotFound(f"lease {lease} has lapsed or was revoked; grant a new one")

@@ -52,7 +52,7 @@ AT_ONCE = 64  # concurrent requests besides renewals: etcd may allow only 100 st
 RENEWING_AT_ONCE = 16  # concurrent renewals of leases, which do not queue with other requests
 
 
-class InDoubt:
+class DoubtFlag:
     """The doubt about a request: `any` is True if an unanswered attempt may have been carried out."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Members:
         if minding is not None:
             await cancel_and_wait(minding)
         self._outages.note_end()
-        await self._close_when_idle(Failure("the client is closed", FailureKind.UNDONE))
+        await self._close_when_answered(Failure("the client is closed", FailureKind.UNDONE))
 
     @property
     def hosts(self) -> list[tuple[str, int]]:
@@ -145,7 +145,7 @@ class Members:
         *,
         deadline: float = math.inf,
         what: str = "",
-        doubt: InDoubt | None = None,
+        doubt: DoubtFlag | None = None,
     ) -> Any:
         """Repeat a request until a member answers, or until `deadline` on the loop's clock; errors call it `what`.
 
@@ -205,7 +205,7 @@ class Members:
     async def handle_stream_failure(self, subscription: Subscription, failure: Failure) -> None:
         """Handle the end of a stream. Unless the failure is `REOPEN`, pause, to limit the load of retries."""
         self.login.forget_rejected_token(failure, subscription.stream.token, 1)
-        if self._current is not None and self._current.has_subscription(subscription):
+        if self._current is not None and self._current.owns_subscription(subscription):
             await self.drop_failed_connection(self._current, failure)
         if failure.trouble is not FailureKind.REOPEN:
             await self._pause_before_retry(1, math.inf)
@@ -215,7 +215,7 @@ class Members:
         attempt: Callable[[Connection, str | None, float], Awaitable[T]],
         deadline: float,
         what: str,
-        doubt: InDoubt | None,
+        doubt: DoubtFlag | None,
         *,
         share: float = 1.0,
     ) -> T:
@@ -263,7 +263,7 @@ class Members:
         if seconds:
             await anyio.sleep(seconds)
 
-    def timeout_error(self, what: str, doubt: InDoubt | None, told: str = "") -> StoreError:
+    def timeout_error(self, what: str, doubt: DoubtFlag | None, told: str = "") -> StoreError:
         """Return the error of a call that was not answered in time; `told` is a failure that a member reported."""
         maybe = doubt is not None and doubt.any
         reason = told or self.choice.problem
@@ -273,7 +273,7 @@ class Members:
         return kind(message, maybe_applied=maybe)
 
     async def _get_connection(
-        self, deadline: float, share: float, what: str, doubt: InDoubt | None, told: str = ""
+        self, deadline: float, share: float, what: str, doubt: DoubtFlag | None, told: str = ""
     ) -> Connection:
         current = self._current
         if current is not None:
@@ -352,11 +352,11 @@ class Members:
             return
         if self._current is connection:
             self._note_failed_member(connection.place, failure)
-            await self._close_when_idle(failure)
+            await self._close_when_answered(failure)
         else:
             self.choice.note_problem(connection.place, failure)
 
-    async def _close_when_idle(self, reason: Failure) -> None:
+    async def _close_when_answered(self, reason: Failure) -> None:
         """Close the connection once its pending requests are answered."""
         connection, self._current = self._current, None
         self._balance_at = math.inf
@@ -373,7 +373,7 @@ class Members:
                 continue
             if self._loop_time() >= self._balance_at:
                 self.choice.forget_failures()
-                await self._close_when_idle(Failure("the client chooses a member anew", FailureKind.REOPEN))
+                await self._close_when_answered(Failure("the client chooses a member anew", FailureKind.REOPEN))
             elif connection.has_watches and self._loop_time() >= connection.heard_at + IDLE:
                 try:
                     await self._probe_member(connection, self._attempt_timeout(0))

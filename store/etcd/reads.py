@@ -8,11 +8,11 @@ from store.etcd.codec import (
     Failure,
     FailureKind,
     condition_error,
-    condition_read,
-    entry_in,
     entry_of,
     key_spans,
+    one_entry,
     range_of,
+    read_for_condition,
 )
 from store.messages import Condition, Count, Counted, Entry, Figures, List, Listing
 
@@ -47,10 +47,10 @@ class ReadOperations:
         if not guard and len(asked) == 1:
             reply = await self.members.ask("KV/Range", asked[0], deadline=deadline, what="reading")
             return [reply], reply.header.revision
-        requests = [{"request_range": each} for each in (*map(condition_read, guard), *asked)]
+        requests = [{"request_range": each} for each in (*map(read_for_condition, guard), *asked)]
         reply = await self.members.ask("KV/Txn", {"success": requests}, deadline=deadline, what="reading")
         ranges = [response.response_range for response in reply.responses]
-        if not all(one.holds(entry_in(found)) for one, found in zip(guard, ranges, strict=False)):
+        if not all(one.holds(one_entry(found)) for one, found in zip(guard, ranges, strict=False)):
             raise condition_error(guard)
         return ranges[len(guard) :], reply.header.revision
 
@@ -71,7 +71,7 @@ class ReadOperations:
     async def get_many(self, keys: Sequence[str], guard: tuple[Condition, ...], deadline: float) -> Listing:
         """Read several keys at one revision."""
         ranges, revision = await self.read_many(guard, [range_of(key) for key in keys], deadline)
-        return Listing(entries=tuple(map(entry_in, ranges)), revision=revision)
+        return Listing(entries=tuple(map(one_entry, ranges)), revision=revision)
 
     async def list(self, request: List, guard: tuple[Condition, ...], deadline: float) -> Listing:
         """Return all entries under a prefix, at one revision."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from store.etcd.leases import grant, revoke
+from store.etcd.leases import grant_lease, revoke_lease
 from store.etcd.transactions import Receipt
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class WriteReceipts:
             now = anyio.current_time()
             if self.lease is None or now > self._good_until:
                 self._forget_lease_receipts(self.lease)  # the receipts on the old lease expire with it
-                granted = await grant(self._members, RECEIPTS_TTL, deadline)
+                granted = await grant_lease(self._members, RECEIPTS_TTL, deadline)
                 self.lease = granted.lease
                 self._good_until = now + granted.ttl - RECEIPTS_LEAST
         return self.lease
@@ -76,4 +76,4 @@ class WriteReceipts:
         """Revoke the receipts' own lease, which deletes them."""
         lease, self.lease = self.lease, None
         if lease is not None and self._members.is_connected:
-            await revoke(self._members, lease, anyio.current_time() + HANG_UP_WITHIN)
+            await revoke_lease(self._members, lease, anyio.current_time() + HANG_UP_WITHIN)

@@ -11,8 +11,8 @@ etcd's conditions have no "or". So a write is first sent for the expected case: 
 deciding keys. From them, `plan_write` makes a plan that writes only if they are unchanged. A write with `Add` or
 `Append`, or of `Create`s alone, reads these keys first.
 
-After a lost answer, the client sends a `fence`, which writes only the receipt. If the fence finds the receipt changed,
-the write was done, at the receipt's revision, and `recovery_reads` reads its results.
+After a lost answer, the client sends a fence, which writes only the receipt. If the fence finds the receipt changed,
+the write was done, at the receipt's revision, and `result_reads` reads its results.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from store.etcd.codec import (
     TOO_MANY,
     compare,
     condition_error,
-    condition_read,
-    entry_in,
     key_spans,
+    one_entry,
     range_of,
+    read_for_condition,
 )
 from store.etcd.leases import check_lease_id, check_ttls
 from store.messages import (
@@ -95,7 +95,7 @@ class Write:
         """Return the reads, by key, that the write's plan or its answer depends on."""
         needed: dict[str, Fields] = {}
         for condition in (*self.guard, *self.when):
-            look = condition_read(condition)
+            look = read_for_condition(condition)
             if not look["keys_only"] or condition.key not in needed:
                 needed[condition.key] = look
         for operations in (self.then, self.otherwise):
@@ -184,17 +184,17 @@ def plan_write(write: Write, known: Known | None) -> Plan:
     """Return a write's plan from `known`, the results of its `needed_reads`; if None, assume the expected case."""
     if known is not None and not all(condition.holds(known[condition.key]) for condition in write.guard):
         raise condition_error(write.guard)
-    rests_on = [_resolve_value_if_any(condition, known) for condition in write.guard]
+    rests_on = [_condition_for_etcd(condition, known) for condition in write.guard]
     for condition in write.when:
         entry = known[condition.key] if known is not None else None
         if known is not None and not condition.holds(entry):
             rests_on.append(_revision_condition(condition.key, entry.mod_revision if entry else 0))
             return _plan_operations(write.otherwise, rests_on, known, succeeded=False)
-    rests_on += [_resolve_value_if_any(condition, known) for condition in write.when]
+    rests_on += [_condition_for_etcd(condition, known) for condition in write.when]
     return _plan_operations(write.then, rests_on, known, succeeded=True)
 
 
-def _resolve_value_if_any(condition: Condition, known: Known | None) -> Condition:
+def _condition_for_etcd(condition: Condition, known: Known | None) -> Condition:
     """Replace `VALUE_IF_ANY`, which etcd lacks: by absence if the key is known to be missing, else by its value."""
     if condition.target is not Target.VALUE_IF_ANY:
         return condition
@@ -251,7 +251,7 @@ def transaction(plan: Plan, receipt: Receipt | None, needed: Iterable[Fields], *
     return body if receipt is None else _with_receipt(body, receipt, DONE)
 
 
-def fence(receipt: Receipt, needed: Iterable[Fields]) -> Fields:
+def fence_op(receipt: Receipt, needed: Iterable[Fields]) -> Fields:
     """Return the transaction for a lost answer: it changes the receipt, so that late copies of the write do nothing."""
     return _with_receipt({"compare": [], "success": _read_ops(needed), "failure": _read_ops(needed)}, receipt, FENCED)
 
@@ -293,16 +293,16 @@ def result_of(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, 
         each = [next(raw) for _ in _operation_requests(operation, hidden)]
         match operation:
             case Get():
-                results.append(entry_in(each[0].response_range))
+                results.append(one_entry(each[0].response_range))
             case Put():
                 results.append(plan.sums.get(place, revision))
-            case _:  # a deletion, or the count that `recovery_reads` reads instead
+            case _:  # a deletion, or the count that `result_reads` reads instead
                 count = sum(it.response_delete_range.deleted + it.response_range.count for it in each)
                 results.append(count > 0 if isinstance(operation, Delete) else count)
     return TransactionResult(plan.succeeded, tuple(results), revision)
 
 
-def recovery_reads(plan: Plan, revision: int, *, hidden: str) -> Fields:
+def result_reads(plan: Plan, revision: int, *, hidden: str) -> Fields:
     """Return the reads that replace the lost answers to a plan that was done at this revision."""
     reads = []
     written = set()

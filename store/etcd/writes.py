@@ -15,17 +15,17 @@ import anyio
 
 from store.errors import ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError
 from store.etcd import leases
-from store.etcd.codec import Failure, NoSpace, entry_in
+from store.etcd.codec import Failure, NoSpace, one_entry
 from store.etcd.receipts import HANG_UP_WITHIN
 from store.etcd.rpc.grpc_import import etcd_pb2 as pb
-from store.etcd.transactions import FENCED, answer, as_write, fence, plan_write, recovery_reads, result_of, transaction
+from store.etcd.transactions import FENCED, answer, as_write, fence_op, plan_write, result_of, result_reads, transaction
 from store.messages import Get, Put, Transact, TransactionResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from store.etcd.codec import Fields
-    from store.etcd.members import InDoubt
+    from store.etcd.members import DoubtFlag
     from store.etcd.reads import ReadOperations
     from store.etcd.receipts import WriteReceipts
     from store.etcd.transactions import Known, Operations, Plan, Receipt
@@ -42,7 +42,7 @@ class WriteAttempts:
         request: Request[Any],
         guard: tuple[Condition, ...],
         deadline: float,
-        doubt: InDoubt,
+        doubt: DoubtFlag,
     ) -> None:
         self._reads, self._receipts = reads, receipts
         self._members, self._hidden = reads.members, reads.hidden
@@ -89,7 +89,7 @@ class WriteAttempts:
         while True:
             if self._must_look and self._known is None:
                 ranges, self._revision = await self._reads.read_many((), list(self._looks.values()), self._deadline)
-                self._known = dict(zip(self._looks, map(entry_in, ranges), strict=True))
+                self._known = dict(zip(self._looks, map(one_entry, ranges), strict=True))
             plan = plan_write(self._write, self._known)
             if self._known is not None and not plan.changes_keys:
                 found = tuple(self._known[each.key] for each in plan.operations if isinstance(each, Get))
@@ -111,7 +111,7 @@ class WriteAttempts:
         def body() -> Fields:
             nonlocal fenced
             fenced = doubt.any
-            return fence(receipt, reads) if fenced else transaction(plan, receipt, reads, hidden=self._hidden)
+            return fence_op(receipt, reads) if fenced else transaction(plan, receipt, reads, hidden=self._hidden)
 
         needed = plan.leases | {receipt.lease}
         try:
@@ -120,7 +120,7 @@ class WriteAttempts:
         except NoSpace:
             if doubt.any or not plan.only_deletes:
                 raise
-            return await self._delete_without_receipt(plan)
+            return await self._delete_when_full(plan)
         except LeaseNotFound:
             if await self._grant_leases(needed):
                 return None  # keep `_receipt`, as an earlier copy of the write may be under way
@@ -132,18 +132,18 @@ class WriteAttempts:
             self._drop_lapsed_receipt(receipt)
             return None
         if reply.succeeded:
-            self._recycle_receipt(receipt, reply.header.revision)
+            self._release_receipt(receipt, reply.header.revision)
             if not fenced:
                 return result_of(plan, reply.responses[1:], reply.header.revision, hidden=self._hidden)
         else:
-            found = entry_in(reply.responses[0].response_range)
+            found = one_entry(reply.responses[0].response_range)
             if found is None and receipt.revision:
                 if doubt.any:
                     raise self._unknown_outcome_error()
                 self._drop_lapsed_receipt(receipt)  # the receipt's lease expired during a pause, and nothing was done
                 return None
             revision = found.mod_revision if found is not None else 0
-            self._recycle_receipt(receipt, revision)
+            self._release_receipt(receipt, revision)
             if found is not None and revision != receipt.revision and found.value != FENCED:
                 return await self._recover_result(plan, revision)
         doubt.any = False  # certainly nothing was done
@@ -158,10 +158,10 @@ class WriteAttempts:
         if self._must_look:
             self._known = None
             return
-        self._known = {key: entry_in(each.response_range) for key, each in zip(self._looks, responses, strict=True)}
+        self._known = {key: one_entry(each.response_range) for key, each in zip(self._looks, responses, strict=True)}
         self._revision = revision
 
-    def _recycle_receipt(self, receipt: Receipt, revision: int) -> None:
+    def _release_receipt(self, receipt: Receipt, revision: int) -> None:
         self._receipts.release_for_reuse(replace(receipt, revision=revision))
         self._receipt = None
 
@@ -171,12 +171,12 @@ class WriteAttempts:
 
     async def _recover_result(self, plan: Plan, revision: int) -> TransactionResult:
         try:
-            reply = await self._send_to_members("KV/Txn", recovery_reads(plan, revision, hidden=self._hidden))
+            reply = await self._send_to_members("KV/Txn", result_reads(plan, revision, hidden=self._hidden))
         except Failure:  # the revision is compacted: the write was done, but its result is unknown
             raise self._unknown_outcome_error() from None
         return result_of(plan, reply.responses, revision, hidden=self._hidden)
 
-    async def _delete_without_receipt(self, plan: Plan) -> TransactionResult | None:
+    async def _delete_when_full(self, plan: Plan) -> TransactionResult | None:
         """Delete without a receipt in a full cluster; only once, as a repetition might delete newer keys.
 
         Before 3.4.20 and 3.5.7, a full etcd accepted only deletions outside of transactions (etcd-io/etcd#13429).
@@ -185,12 +185,12 @@ class WriteAttempts:
         plain = body["success"][0].get("request_delete_range") if len(body["success"]) == 1 else None
         method, fields = ("KV/DeleteRange", plain) if plain and not plan.rests_on else ("KV/Txn", body)
 
-        def request_fields_if_sure() -> Fields:
+        def fields_unless_in_doubt() -> Fields:
             if self._doubt.any:
                 raise ConnectionLost(f"an answer by {self._members.name} was lost", maybe_applied=True)
             return fields
 
-        reply = await self._send_to_members(method, request_fields_if_sure)
+        reply = await self._send_to_members(method, fields_unless_in_doubt)
         if method == "KV/DeleteRange":
             responses = [pb.ResponseOp(response_delete_range=reply)]
         elif reply.succeeded:
@@ -203,7 +203,7 @@ class WriteAttempts:
     async def _grant_leases(self, needed: Iterable[int]) -> bool:
         to_grant = [lease for lease in needed if lease in self._to_grant]
         for lease in to_grant:
-            await leases.grant(self._members, self._to_grant[lease], self._deadline, id=lease)
+            await leases.grant_lease(self._members, self._to_grant[lease], self._deadline, id=lease)
             del self._to_grant[lease]  # the lease exists now; `run` revokes it if it is in `_passing` and unused
         return bool(to_grant)
 
@@ -212,7 +212,7 @@ class WriteAttempts:
         with anyio.move_on_after(HANG_UP_WITHIN, shield=True):
             for lease in unused:
                 with contextlib.suppress(StoreError, Failure):
-                    await leases.revoke(self._members, lease, anyio.current_time() + HANG_UP_WITHIN)
+                    await leases.revoke_lease(self._members, lease, anyio.current_time() + HANG_UP_WITHIN)
 
     def _unknown_outcome_error(self) -> ConnectionLost:
         return ConnectionLost(

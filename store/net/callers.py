@@ -18,7 +18,7 @@ def register_served_store(host: str, port: int, store_id: str) -> None:
     _served[port] = host, asyncio.get_running_loop(), store_id
 
 
-def is_store_served_here(store_id: str | None) -> bool:
+def process_serves_store(store_id: str | None) -> bool:
     """Return True if this process serves that store."""
     return any(served == store_id for _, _, served in _served.values())
 
@@ -28,7 +28,7 @@ def unregister_served_store(port: int) -> None:
     _served.pop(port, None)
 
 
-def check_blocking_caller(host: str, port: int) -> None:
+def check_not_server_loop(host: str, port: int) -> None:
     """Reject a blocking call in the thread whose loop serves the store."""
     served = _served.get(port)
     if served is None or host not in {*LOOPBACK, served[0]}:

@@ -17,7 +17,7 @@ import anyio.to_thread
 from store.errors import AuthenticationError
 from store.limits import is_loopback
 from store.net.racing import Addresses, connect_async
-from store.net.sockets import port_shortage, set_tcp_options
+from store.net.sockets import port_shortage_text, set_tcp_options
 from store.net.standard_streams import reserve_streams_if_uvloop
 
 if TYPE_CHECKING:
@@ -161,13 +161,13 @@ def error_text(error: BaseException) -> str:
         return "it closed the connection"
     if isinstance(error, TimeoutError):
         return "it does not answer"
-    return shortage_here(error) or (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    return shortage_text(error) or (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
-def shortage_here(error: BaseException) -> str:
+def shortage_text(error: BaseException) -> str:
     """Return the shortage of this machine or process that caused an error, with the remedy; "" for other errors."""
     if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
-        return port_shortage()
+        return port_shortage_text()
     return "" if isinstance(error, BlockingIOError) else exhausted_limit(error)
 
 

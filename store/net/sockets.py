@@ -128,11 +128,11 @@ def unread_bytes(sock: Any) -> float:
 
 
 def close_in_children(owner: object, *socks: Any) -> None:
-    """Register the open sockets of `owner`: forked children replace them by `/dev/null`. See `drop_sockets`."""
+    """Register the open sockets of `owner`: forked children replace them by `/dev/null`. See `forget_sockets`."""
     _owned[owner] = socks
 
 
-def drop_sockets(owner: object) -> None:
+def forget_sockets(owner: object) -> None:
     """Unregister closed sockets, whose numbers may be reused."""
     _owned.pop(owner, None)
 
@@ -183,13 +183,13 @@ def _bind_and_listen(family: int, address: tuple[Any, ...]) -> socket.socket | N
             return None
         reason = os.strerror(error.errno or 0).lower()
         if error.errno == errno.EADDRINUSE:
-            lack = port_shortage() if not address[1] else ""
+            lack = port_shortage_text() if not address[1] else ""
             reason = lack or f"{reason}; choose another port, or 0 for a free one"
         raise OSError(error.errno, f"cannot listen on {address[0]} port {address[1]}: {reason}") from None
     return sock
 
 
-def port_shortage() -> str:
+def port_shortage_text() -> str:
     """Return an explanation, with the remedy, if no automatic port of this machine is free; else ""."""
     try:
         with socket.socket() as probe:

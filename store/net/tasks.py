@@ -19,7 +19,7 @@ U = TypeVar("U")
 LOOK_AGAIN = 0.01  # seconds between two checks whether a task has left a shielded scope
 
 
-def running_loop(package: str = "store") -> asyncio.AbstractEventLoop:
+def require_loop(package: str = "store") -> asyncio.AbstractEventLoop:
     """Return the running asyncio loop, or raise `StoreUsageError`, which names the caller's `package`."""
     try:
         return asyncio.get_running_loop()
@@ -39,10 +39,10 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any], within: float | None = None
 
 
 @overload
-async def run_together(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U], /) -> tuple[T, U]: ...
+async def run_to_completion(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U], /) -> tuple[T, U]: ...
 @overload
-async def run_together(*work: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
-async def run_together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
+async def run_to_completion(*work: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
+async def run_to_completion(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     """Run coroutines concurrently, each to its end; return their results, or raise the first error.
 
     `asyncio.gather` may raise a new `CancelledError`, without the message by which an anyio scope recognizes its own:

@@ -59,7 +59,7 @@ class Flag:
             with contextlib.suppress(IndexError):  # another thread has taken the last waiter
                 self._waiting.pop()()
 
-    def call(self, callback: Callable[[], object]) -> None:
+    def call_when_set(self, callback: Callable[[], object]) -> None:
         """Call `callback` once the flag is set: now, or later in the thread that sets it."""
         self._waiting.append(callback)
         if self._is_set:
@@ -139,7 +139,7 @@ class Call(Generic[T]):
             with contextlib.suppress(RuntimeError):
                 here.call_soon_threadsafe(over.set)
 
-        self.over.call(wake)
+        self.over.call_when_set(wake)
         await over.wait()
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -195,7 +195,7 @@ class LoopThread:
             _thread.start_new_thread(self._start_thread, ())
             self._ready.wait()
         except BaseException:
-            self._ready.call(lambda: self.stop() if self._failure is None else None)
+            self._ready.call_when_set(lambda: self.stop() if self._failure is None else None)
             raise
         if self._failure is not None:
             raise RuntimeError(
@@ -237,7 +237,7 @@ class LoopThread:
         """Start a coroutine in the thread's loop; raise `RuntimeError` if the thread has ended."""
         call = Call(work, self._loop)
         self._calls.add(call)
-        call.over.call(partial(self._calls.discard, call))
+        call.over.call_when_set(partial(self._calls.discard, call))
         if self.has_ended:
             call.mark_loop_closed()
         return call
@@ -266,7 +266,7 @@ class LoopThread:
                 self._thread.join(min(left, LOOK))  # for short times, as in `Flag.wait`
 
 
-class HeldContext(contextlib.AbstractContextManager[T]):
+class ContextInThread(contextlib.AbstractContextManager[T]):
     """An async context entered in a thread's loop, for a blocking caller.
 
     One task enters and leaves the context, as anyio's scopes require. This is a class, as a garbage-collected generator
@@ -281,7 +281,7 @@ class HeldContext(contextlib.AbstractContextManager[T]):
 
     def __enter__(self) -> T:
         self._holding = self._thread.start_call(self._hold_context())
-        self._holding.over.call(self._entered.set)
+        self._holding.over.call_when_set(self._entered.set)
         try:
             self._entered.wait()
         except BaseException:
@@ -312,13 +312,13 @@ async def in_thread(work: Callable[[], T]) -> T:
     done: concurrent.futures.Future[T] = concurrent.futures.Future()
     done.set_running_or_notify_cancel()
 
-    def run_work() -> None:
+    def run_work_once() -> None:
         try:
             done.set_result(work())
         except BaseException as error:  # noqa: BLE001 - any error is the caller's
             done.set_exception(error)
 
-    threading.Thread(target=run_work, name="store work", daemon=True).start()
+    threading.Thread(target=run_work_once, name="store work", daemon=True).start()
     return await asyncio.wrap_future(done)
 
 

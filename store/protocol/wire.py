@@ -20,13 +20,13 @@ from store.messages import (
     Request,
     Response,
     TooLargeRequest,
-    UnknownRequest,
+    UndecodableRequest,
     validate_request,
 )
 from store.printable import printable
 from store.protocol.element_budget import count_elements
 from store.protocol.frames import frame
-from store.records import Record, Unfit, UnionKind, UnknownValue, brief
+from store.records import Record, UnfitError, UnionKind, UnknownValueError, brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -96,7 +96,7 @@ class Hello(Record):
     process: bytes = b""
     generation: int = 1
 
-    def field_error(self) -> str | None:
+    def why_invalid(self) -> str | None:
         """Return an error if an id has the wrong length."""
         if len(self.session_id) != 16 or len(self.nonce) != 16:
             return "carries a session id and a nonce of 16 bytes each"
@@ -167,7 +167,7 @@ def _unpack_frame(body: memoryview | bytes, unpack: Callable[..., Any] = _unpack
     return fields
 
 
-def encode_opening(said: Greeting | Hello | Welcome) -> bytes:
+def encode_handshake(said: Greeting | Hello | Welcome) -> bytes:
     """Return a greeting, a hello or a welcome as a frame; a generation of 1 is left out."""
     fields = cast("Any", said)[: -1 if getattr(said, "generation", 0) == 1 else None]
     return frame(_pack((MAGIC, fields)))
@@ -178,7 +178,7 @@ def encode_rejection(rejection: Rejection) -> bytes:
     return frame(_pack((SORRY, *rejection)))
 
 
-def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Rejection:
+def decode_handshake(body: memoryview | bytes, kind: type[O]) -> O | Rejection:
     """Decode a greeting, hello or welcome, as `kind` says, or a server's rejection."""
     fields = _unpack_frame(body, _unpack_opening)
     if fields[0] == SORRY and kind is not Hello:
@@ -187,7 +187,7 @@ def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Rejection:
     if fields[0] == MAGIC:
         try:
             return kind.read(fields[1])
-        except Unfit as error:
+        except UnfitError as error:
             _check_version(fields[1], kind)
             why = str(error)
     raise ProtocolError(f"the peer's {kind.__name__.lower()} is not one of this protocol: {why}")
@@ -240,9 +240,9 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
     _check_request_ids(fields)
     try:
         return fields[0], fields[1], _asked.read(fields[2])
-    except UnknownValue as error:
-        return fields[0], fields[1], UnknownRequest(str(error))
-    except Unfit as error:
+    except UnknownValueError as error:
+        return fields[0], fields[1], UndecodableRequest(str(error))
+    except UnfitError as error:
         raise ProtocolError(str(error)) from None
 
 
@@ -263,9 +263,9 @@ def decode_request_in_steps(
     _check_request_ids(fields)
     try:
         return fields[0], fields[1], (yield from _asked.read_in_steps(fields[2]))
-    except UnknownValue as error:
-        return fields[0], fields[1], UnknownRequest(str(error))
-    except Unfit as error:
+    except UnknownValueError as error:
+        return fields[0], fields[1], UndecodableRequest(str(error))
+    except UnfitError as error:
         raise ProtocolError(str(error)) from None
 
 
@@ -293,7 +293,7 @@ def encode_response(request_id: int, response: Response) -> bytes:
     return frame(_pack((request_id, response)))
 
 
-def encode_in_chunks(said: Response | tuple[Event, ...]) -> tuple[bytes, ...]:
+def encode_shared_body(said: Response | tuple[Event, ...]) -> tuple[bytes, ...]:
     """Encode a response or events once for all readers, without a head; a large value is a chunk of its own."""
     chunks: list[bytes] = []
     small: list[bytes] = []
@@ -345,7 +345,7 @@ def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | B
     kind = RESPONSES.get(said[0])
     try:
         return _decode_push(request_id, said) if kind is None else Reply(request_id, kind.read(said))
-    except Unfit as error:
+    except UnfitError as error:
         raise ProtocolError(str(error)) from None
 
 

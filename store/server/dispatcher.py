@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from store.engine.applied import Answer, EventBatch, WatchLost
+from store.engine.applied import EventBatch, WaitEnd, WatchLost
 from store.messages import Event, Failed, FailureKind, Found, Listing, ListingPart
 from store.protocol import wire
 from store.server.outbox import PIECE_BYTES, SharedChunks, SharedFrame, frame_memory
@@ -81,12 +81,12 @@ class Dispatcher:
         self._owed.pop(peer.id, None)
         self._holding.pop(peer, None)
 
-    def deliver(self, deliveries: tuple[EventBatch | Answer | WatchLost, ...], *, opening: bool = False) -> None:
+    def deliver(self, deliveries: tuple[EventBatch | WaitEnd | WatchLost, ...], *, opening: bool = False) -> None:
         """Queue a change's notifications, or the first events of an `opening` watch."""
         number = self._durability.pending_commits.appended  # notifications wait until this step is durable
-        answers: dict[int, list[Answer]] = {}
+        answers: dict[int, list[WaitEnd]] = {}
         for one in deliveries:
-            if type(one) is Answer:
+            if type(one) is WaitEnd:
                 answers.setdefault(one.peer, []).append(one)
         self._queue_notifications(answers, partial(self._queue_answer, number))
         for delivery in deliveries:
@@ -136,7 +136,7 @@ class Dispatcher:
             self._repeat_for_seconds(self._notify_some, turn)
         finally:
             self._queued_in = self.dirty
-        self._repeat_for_seconds(self._flush_waiting_peers, turn)
+        self._repeat_for_seconds(self._flush_postponed, turn)
 
     def _repeat_for_seconds(self, step: Callable[[], bool], turn: float) -> None:
         until = self._stopwatch() + turn
@@ -170,7 +170,7 @@ class Dispatcher:
             self._ended.clear()
         return bool(self._announcements)
 
-    def _flush_waiting_peers(self) -> bool:
+    def _flush_postponed(self) -> bool:
         room = BYTES_AT_ONCE
         for _ in range(min(len(self._later), WRITTEN_AT_ONCE)):
             peer, _ = self._later.popitem(last=False)
@@ -185,7 +185,7 @@ class Dispatcher:
         self._later[peer] = None
         self._request_pass()
 
-    def _queue_answer(self, number: int, peer: Peer, answer: Answer) -> None:
+    def _queue_answer(self, number: int, peer: Peer, answer: WaitEnd) -> None:
         frame = self.encode(answer.request_id, answer.response)
         if peer.outbox.bytes + frame_memory(len(frame)) > self._outbox_bytes_max:
             message = (
@@ -208,7 +208,7 @@ class Dispatcher:
         places = tuple([entry and (entry.key, entry.mod_revision) for entry in entries])
         content = self._durability.engine, type(response), getattr(response, "revision", 0), places
         if (shared := self._shared.get(content)) is None:
-            shared = self._shared[content] = SharedChunks(wire.encode_in_chunks(response))
+            shared = self._shared[content] = SharedChunks(wire.encode_shared_body(response))
         return SharedFrame(wire.response_head(request_id, shared.size), shared)
 
     def _encode_events(self, events: tuple[Event, ...]) -> bytes | SharedChunks:
@@ -217,7 +217,7 @@ class Dispatcher:
             return encoded if len(encoded) < SHARED_BYTES else SharedChunks((encoded,))
         content = self._durability.engine, tuple([(event.kind, event.key, event.revision) for event in events])
         if (shared := self._shared.get(content)) is None:
-            shared = self._shared[content] = SharedChunks(wire.encode_in_chunks(events))
+            shared = self._shared[content] = SharedChunks(wire.encode_shared_body(events))
         return shared
 
     def _queue_events(
@@ -244,7 +244,7 @@ class Dispatcher:
         self._send_pending_notifications(peer)
         self._queue_frame(peer, frame, self._durability.pending_commits.appended if number is None else number)
 
-    def send_single_answer(self, peer: Peer, frame: Frame, number: int) -> None:
+    def send_batch_of_one(self, peer: Peer, frame: Frame, number: int) -> None:
         """Write the only answer of a batch at once, unless it is large, or must wait for the disk or other frames."""
         if (
             peer.outbox.bytes

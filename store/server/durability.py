@@ -69,7 +69,7 @@ class Durability:
         """True if large writes must wait for the disk."""
         return self.is_queue_full or self.pending_commits.lets_small_steps_pass
 
-    def must_wait_for_disk(self, request: Request[Any], *, has_more: bool) -> bool:
+    def request_must_wait(self, request: Request[Any], *, has_more: bool) -> bool:
         """Return whether a request must wait for the disk; `has_more`: earlier replies to the peer also wait."""
         if not self.pending_commits.bytes:
             return False
@@ -138,10 +138,10 @@ class Durability:
             return
         if self._probing is not None:
             self._probing.cancel()
-        self._probing = asyncio.create_task(self._restore_from_disk(self.journal, self.engine.read_only))
+        self._probing = asyncio.create_task(self._reload_from_disk(self.journal, self.engine.read_only))
         self._probing.add_done_callback(self.ended)
 
-    async def _restore_from_disk(self, journal: Journal, why: str) -> None:
+    async def _reload_from_disk(self, journal: Journal, why: str) -> None:
         """Read the store back from the disk; accept writes again once the disk accepts them."""
         engine = await self.in_thread(lambda: Engine.restore(journal.load(), limits=self._limits, now=self.clock()))
         engine.read_only = why

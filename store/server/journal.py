@@ -78,7 +78,7 @@ FREE_PAGES_AT_ONCE = 64  # unused pages returned to the disk in one step: some 5
 PAGES_WRITTEN_ANEW = 1024  # a file with at most this many used pages is rewritten as a whole: some 100 ms
 
 
-class UnstorableRows(Exception):
+class UnstorableRowError(Exception):
     """SQLite or Python refused a row for its content, so nothing of its group was written."""
 
 
@@ -290,16 +290,16 @@ class Journal:
         self.answered = False
         try:
             self._commit_with_remedies(group)
-        except (UnstorableRows, sqlite3.OperationalError) as why:
-            if not isinstance(why, UnstorableRows) and not _has_sqlite_code(why, *_WITHOUT_ITS_END):
+        except (UnstorableRowError, sqlite3.OperationalError) as why:
+            if not isinstance(why, UnstorableRowError) and not _has_sqlite_code(why, *_WITHOUT_ITS_END):
                 raise
             if half := len(group) // 2:
                 self._write_group(group[:half], last - len(group) + half, on_durable)
                 self._write_group(group[half:], last, on_durable)
                 return
-            if isinstance(why, UnstorableRows):
+            if isinstance(why, UnstorableRowError):
                 log.exception("a change is refused, since it can never be written")
-                self._commit_with_remedies([rows.error_reply_changes(group[0], str(why))])
+                self._commit_with_remedies([rows.error_change_set(group[0], str(why))])
                 self.answered = True
             raise
         on_durable(last)
@@ -329,11 +329,11 @@ class Journal:
             code = getattr(error, "sqlite_errorcode", None)
             if code not in (*_WITHOUT_ITS_END, sqlite3.SQLITE_BUSY):
                 self.in_doubt = True
-        elif not isinstance(error, UnstorableRows):
+        elif not isinstance(error, UnstorableRowError):
             log.exception("a group of facts cannot be written, which is a defect")
 
     def _commit(self, group: list[ChangeSet]) -> None:
-        """Write a group in one transaction; raise `UnstorableRows` if a row is refused, or `sqlite3.Error`."""
+        """Write a group in one transaction; raise `UnstorableRowError` if a row is refused, or `sqlite3.Error`."""
         assert self._database is not None, "the writer runs on an open file"
         began, log_bytes = time.perf_counter(), self.log_bytes
         size = sum(facts.size for facts in group)
@@ -342,7 +342,7 @@ class Journal:
             rows.write_group(self._database, group, number=self._group + 1)
         except (sqlite3.DataError, sqlite3.IntegrityError, OverflowError, UnicodeError) as error:
             self._roll_back()
-            raise UnstorableRows(str(error)) from error
+            raise UnstorableRowError(str(error)) from error
         self._check_disk_room(0 if self._may_use_reserve(group) else DELETES_BYTES)
         self._database.execute("COMMIT")
         self._group += 1

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Mapping
 
-    from store.engine.keyspace import Groups
+    from store.engine.keyspace import KeyGroupTable
 
 AT_ONCE = 1000  # lines: one for each node of a large job with a wrong token
 PER_SECOND = 10.0  # lines after the first `AT_ONCE`: about 100 MB a day
@@ -50,13 +50,13 @@ class LimitWarnings:
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def lines_to_log(self, figures: Mapping[str, Any], groups: Groups) -> list[str]:
+    def lines_to_log(self, figures: Mapping[str, Any], groups: KeyGroupTable) -> list[str]:
         """Return the lines to log now; `figures` are those of `stats`."""
         shares = {limit: figures[used] / figures[limit] for limit, used in Limits.figure_by_limit().items()}
         near = {limit for limit, share in shares.items() if share > NEARLY}
         lines = [
             f"{used} is {figures[used]}, {int(100 * shares[limit])} % of {limit} ({figures[limit]})"
-            f"{_largest_group_text(limit, groups)}"
+            f"{_top_key_group_text(limit, groups)}"
             for limit, used in Limits.figure_by_limit().items()
             if limit in near - self._told
         ]
@@ -64,7 +64,7 @@ class LimitWarnings:
         return lines
 
 
-def _largest_group_text(limit: str, groups: Groups) -> str:
+def _top_key_group_text(limit: str, groups: KeyGroupTable) -> str:
     most = groups.largest_group(by_keys=limit == "keys_max") if limit in ("keys_max", "stored_bytes_max") else None
     if most is None:
         return ""

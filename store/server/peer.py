@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from store.engine.processes import DisconnectKind
 from store.net.address import join_host_port
-from store.net.sockets import close_in_children, drop_sockets, unread_bytes
+from store.net.sockets import close_in_children, forget_sockets, unread_bytes
 from store.protocol import wire
 from store.server.outbox import Outbox
 
@@ -133,7 +133,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Handle the end of the connection."""
-        drop_sockets(self)
+        forget_sockets(self)
         if not self.gone and (error is None or isinstance(error, FROM_THEIR_SIDE)):
             self.closing = DisconnectKind.DROPPED
         self._free_buffers()

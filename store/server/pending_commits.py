@@ -83,13 +83,13 @@ class PendingCommits:
         """Return the number of the last step whose changes the reply may show."""
         match request:
             case Guarded(when=when, request=guarded):
-                return max(self._last_step_in_reply(guarded), self._last_change_of(condition.key for condition in when))
+                return max(self._last_step_in_reply(guarded), self._last_step_of(condition.key for condition in when))
             case Get(key=key):
                 return self._changed.get(key, 0)
             case GetMany(keys=keys):
-                return self._last_change_of(keys)
+                return self._last_step_of(keys)
             case List(prefix=prefix) | Count(prefix=prefix) if len(self._changed) <= PREFIX_LOOKS_MAX:
-                return self._last_change_of(
+                return self._last_step_of(
                     key for key in self._changed if isinstance(key, str) and key.startswith(prefix)
                 )
             case KeepAlive(lease=lease):
@@ -98,7 +98,7 @@ class PendingCommits:
                 return 0
         return self.appended
 
-    def _last_change_of(self, keys: Iterable[str]) -> int:
+    def _last_step_of(self, keys: Iterable[str]) -> int:
         return max((self._changed.get(key, 0) for key in keys), default=0)
 
 

@@ -93,10 +93,10 @@ class RequestScheduler:
             return
         peer.batch_bytes = size
         peer.set_inbox_bytes(peer.connection.held_bytes + size, progress=False)
-        self._continue_requests(peer)
+        self._serve_or_queue_peer(peer)
         self.peers.close_costliest_inboxes(now)
         if peer.connection.held_bytes > PIECE_BYTES and self._durability.is_overloaded and not peer.gone:
-            self._pause_until_caught_up(peer)
+            self._pause_slow_reader(peer)
 
     def resume_requests(self, peer: Peer) -> None:
         """See `PeerCallbacks.resume_requests`."""
@@ -107,7 +107,7 @@ class RequestScheduler:
             self._slowed[peer] = None
             return
         peer.lags = False
-        self._continue_requests(peer)
+        self._serve_or_queue_peer(peer)
         if peer.unread is None:
             peer.resume_reading(self.clock())
 
@@ -118,7 +118,7 @@ class RequestScheduler:
             asked = peer.connection.decode_single_request(data)
             if asked is None:
                 return False
-            if self._durability.must_wait_for_disk(asked[2], has_more=bool(peer.outbox.held)):
+            if self._durability.request_must_wait(asked[2], has_more=bool(peer.outbox.held)):
                 peer.stalled = asked  # kept: `connection` returns each request only once
                 return False
             response = self._apply_request(peer, asked, now, alone=True)
@@ -129,16 +129,16 @@ class RequestScheduler:
             if self.dispatcher.dirty:
                 self.dispatcher.flush()
             took = self.stopwatch() - began
-            self._add_turn_time(took)
+            self._add_pass_time(took)
         if took > SLOW or self.on_request is not None:
             self._report_request(peer, asked[2], response, took)
         return peer.work is None
 
-    def _continue_requests(self, peer: Peer) -> None:
+    def _serve_or_queue_peer(self, peer: Peer) -> None:
         if self._durability.leaving or peer.unread is None or peer in self._turns or peer in self._for_disk:
             return
         if self.dispatcher.peer_is_behind(peer.id):
-            self._pause_until_caught_up(peer)
+            self._pause_slow_reader(peer)
             return
         if self._must_yield:
             self._queue_for_turn(peer, used=False)
@@ -152,11 +152,11 @@ class RequestScheduler:
             self.peers.disconnect_peer(peer, Rejection("protocol", str(error)))
         finally:
             self.dispatcher.flush()
-            self._add_turn_time(self.stopwatch() - began)
+            self._add_pass_time(self.stopwatch() - began)
 
     def _run_peer_turn(self, peer: Peer, began: float) -> None:
         """Carry out a peer's requests until its turn is over, its outbox is full, the disk lags, or none is left."""
-        until = began + self._turns.turn_length
+        until = began + self._turns.turn_seconds
         now = self.clock()
         assert peer.unread is not None, "a peer has a turn only if it has sent a request"
         while True:
@@ -174,7 +174,7 @@ class RequestScheduler:
                 elif isinstance(item, Bye):
                     peer.close(DisconnectKind.GOODBYE)
                 elif item is not None:  # `item` is None while a large request is decoded
-                    if self._durability.must_wait_for_disk(item[2], has_more=bool(peer.outbox.held)):
+                    if self._durability.request_must_wait(item[2], has_more=bool(peer.outbox.held)):
                         peer.stalled = item
                         peer.pause_reading()
                         self._for_disk[peer] = None
@@ -186,7 +186,7 @@ class RequestScheduler:
             if peer.gone:
                 return
             if self.dispatcher.peer_is_behind(peer.id):
-                self._pause_until_caught_up(peer)
+                self._pause_slow_reader(peer)
                 return
             if peer.outbox.bytes > PIECE_BYTES:
                 peer.flush()
@@ -210,11 +210,11 @@ class RequestScheduler:
         peer.pause_reading()
         self._schedule_pass()
 
-    def _pause_until_caught_up(self, peer: Peer) -> None:
+    def _pause_slow_reader(self, peer: Peer) -> None:
         peer.pause_reading()
         self._slowed[peer] = None
 
-    def _add_turn_time(self, seconds: float) -> None:
+    def _add_pass_time(self, seconds: float) -> None:
         self._turns.spent += seconds
         if self._turns.spent > TURN:  # time for a new pass of the loop, which sets `spent` to 0
             self._schedule_pass()
@@ -235,7 +235,7 @@ class RequestScheduler:
                 self._resume_slowed_peers()
         self.dispatcher.flush()
         while not self._must_yield and (peer := self._turns.next()) is not None:
-            self._continue_requests(peer)
+            self._serve_or_queue_peer(peer)
             peer.resume_requests()
         while self._for_disk and not self._must_yield and not self._durability.delays_large_writes:
             self._for_disk.popitem(last=False)[0].resume_requests()
@@ -270,7 +270,7 @@ class RequestScheduler:
         if response is not None:
             frame = self.dispatcher.encode(request_id, response)
             if alone:
-                self.dispatcher.send_single_answer(peer, frame, number)
+                self.dispatcher.send_batch_of_one(peer, frame, number)
             else:
                 self.dispatcher.send(peer, frame, number=number)
         if deliveries or engine.has_chores:

@@ -44,7 +44,7 @@ class RoundRobin(Generic[P]):
         return self.spent >= PASS
 
     @property
-    def turn_length(self) -> float:
+    def turn_seconds(self) -> float:
         """The seconds of a turn; shorter if many peers wait for their first turn."""
         return min(TURN, max(PASS / (1 + len(self._fresh)), TURN / 20))
 

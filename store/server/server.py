@@ -21,9 +21,9 @@ from store.errors import NotPicklable, StoreUsageError
 from store.net.address import Address, join_host_port, token_bytes
 from store.net.callers import register_served_store, unregister_served_store
 from store.net.process import process_identity
-from store.net.sockets import close_in_children, drop_sockets, files_needed, is_ctrl_c, listen_on, raised_file_limit
+from store.net.sockets import close_in_children, files_needed, forget_sockets, is_ctrl_c, listen_on, raised_file_limit
 from store.net.standard_streams import reserve_streams_if_uvloop
-from store.net.tasks import cancel_and_wait, running_loop
+from store.net.tasks import cancel_and_wait, require_loop
 from store.net.threads import in_thread
 from store.protocol import wire
 from store.protocol.wire import Rejection
@@ -249,7 +249,7 @@ class Server(NotPicklable):
         self._on_failure.append(callback)
 
 
-def _check_address(host: object, port: object) -> None:
+def _check_host_port(host: object, port: object) -> None:
     if not isinstance(host, str) or not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
         raise StoreUsageError(f"host={brief(host)}, port={brief(port)}: give a name, and a port from 0 to 65535")
 
@@ -313,7 +313,7 @@ async def serve(
         StoreUsageError: The store would be open to strangers, or `data_dir` cannot be used.
         OSError: The address cannot be bound.
     """
-    _check_address(host, port)
+    _check_host_port(host, port)
     socks = [sock] if isinstance(sock, socket.socket) else list(sock or ())
     addresses: list[str] = [one.getsockname()[0] for one in socks] or [host]
     bound_host = addresses[0] if len(addresses) == 1 else host
@@ -324,7 +324,7 @@ async def serve(
     wanted = _make_token_reader(token, secret) if callable(token) else secret
     for address in addresses:
         check_exposure(address, token=secret, tls=tls, insecure=insecure)
-    loop = running_loop()
+    loop = require_loop()
     reserve_streams_if_uvloop(loop)
     async with contextlib.AsyncExitStack() as stack:
         files = stack.enter_context(raised_file_limit())
@@ -380,7 +380,7 @@ async def _accept_clients(
         if made_in is process_identity():  # a forked child leaves the server to its parent
             listener.close()
             unregister_served_store(server.port)
-            drop_sockets(server)
+            forget_sockets(server)
             if asyncio.get_running_loop() is not loop:  # connections and timers are of a loop that no longer runs
                 raise StoreUsageError("close the server in the event loop that opened it: its clients were not told")
             try:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rdzv.cli import main as command
-from rdzv.cli.launcher.job import ExitAdvice
+from rdzv.cli.launcher.job import NodeRemedy
 from rdzv.config.settings import parse
 from tests.support.processes import ROOT, require
 
@@ -100,9 +100,9 @@ def test_container_commands_are_valid_and_the_rules_have_their_exit_codes(name: 
             for rule in rules
             if "onExitCodes" in rule
         ]
-        assert ends == [[codes[ExitAdvice.OVER]]]
+        assert ends == [[codes[NodeRemedy.OVER]]]
         for rules in find(documents(name), "restartPolicyRules"):
-            assert rules[0]["exitCodes"]["values"] == [codes[ExitAdvice.RESTART], 128 + signal.SIGKILL]
+            assert rules[0]["exitCodes"]["values"] == [codes[NodeRemedy.RESTART], 128 + signal.SIGKILL]
 
 
 def test_nodes_have_names_before_they_are_ready_and_the_secret_exists() -> None:

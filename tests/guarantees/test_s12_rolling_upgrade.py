@@ -26,7 +26,7 @@ LATER_RDZV = {
         ('LAST_CALL = "last call"', 'LAST_CALL = "final call"'),
         ("return pack(dict(sorted(shared.items())))", 'return pack(dict(sorted({**shared, "a_new_setting": 7}.items())))'),
         ("    arrival: int = 0", '    mood: str = "fine"\n    arrival: int = 0'),
-        ("\n\n    def after_commit", '\n    mood: str = "fine"\n\n    def after_commit'),
+        ("\n\n    def for_round_commit", '\n    mood: str = "fine"\n\n    def for_round_commit'),
     ],
     "rdzv/core/round.py": [
         ("    arrival: int\n", '    arrival: int\n    mood: str = "new"\n'),

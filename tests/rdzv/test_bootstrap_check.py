@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 import store
-from rdzv.bootstrap_check import ReachVerdict, find_rank0_problem, judge_reach, wait_for_other_ranks
+from rdzv.bootstrap_check import ReachVerdict, accept_other_ranks, find_rank0_problem, judge_reach
 from rdzv.core.round import Round
 from tests.support.processes import free_port, start_python
 
@@ -44,7 +44,7 @@ async def test_a_peer_of_another_round_is_not_told_that_all_have_come() -> None:
     """It was, once the members of this round had come."""
     round = Round(number=1, term=1, size=2, buckets=1, host="127.0.0.1", port=free_port(), revision=7)
     async with asyncio.TaskGroup() as tasks:
-        listening = tasks.create_task(wait_for_other_ranks(round))
+        listening = tasks.create_task(accept_other_ranks(round))
         other = tasks.create_task(find_rank0_problem(round.replace(revision=8), 1))
         assert await find_rank0_problem(round, 1) == ""
     assert listening.result() == []

@@ -20,14 +20,14 @@ from rdzv.core.decision import (
     Expel,
     Idle,
     WriteRoundProgress,
-    WriteStop,
+    WriteRoundStop,
     act_of_joiner,
     decide,
     wait_reason_text,
 )
 from rdzv.core.history import History, HistoryWriter, nodes_gone_before_round, pack_history
 from rdzv.core.ranks import rank_order_named
-from rdzv.core.report import account
+from rdzv.core.report import run_cost
 from rdzv.core.stuck.accusing import Accusation
 from store import Event
 from tests.recorded.recorder import DAY, Recorder, plain, shortened
@@ -112,10 +112,10 @@ class Led(HandFed):
         self.keep(history)
         self.began = self.now
         self.set(round=self.round)
-        if (progress := act.progress.after_commit(act.number, size=len(nodes))) is not None:
+        if (progress := act.progress.for_round_commit(act.number, size=len(nodes))) is not None:
             self.tell(progress)
 
-    def do_writestop(self, act: WriteStop) -> None:
+    def do_writeroundstop(self, act: WriteRoundStop) -> None:
         self.revision += 1
         stop = act.stop.replace(revision=self.revision)
         self.note("asks or decides", stop)
@@ -158,7 +158,7 @@ class Led(HandFed):
         self.feed(Event(kind="put", revision=self.revision, key=key, value=told.pack()))
 
     def fact(self, fact: Any) -> None:
-        self.view.apply_task_result(fact)
+        self.view.apply_fact(fact)
 
     def successor(self, *gone: str, last: str = "", cause: Any = "", seen: bool = True, moves: bool = False) -> None:
         """Another node takes over; meanwhile some nodes have gone unseen."""
@@ -179,7 +179,7 @@ class Led(HandFed):
         self.note(f"{name} shall {told}")
 
     def cost(self) -> None:
-        self.note("  cost", account("job", self.written, now=DAY + self.now).as_json())
+        self.note("  cost", run_cost("job", self.written, now=DAY + self.now).as_json())
         gone = nodes_gone_before_round(self.written, self.view.number, here=self.stored, now=DAY + self.now)
         self.note(f"  gone before: {gone}")
 

@@ -15,8 +15,8 @@ import rdzv
 from rdzv.bootstrap_check import ReachVerdict
 from rdzv.core.history import History, TimeOfDayNote
 from rdzv.core.round import Member, Participant, Round
-from rdzv.core.state import Ban, BanEnd, Closed, LostStore, NodeRecord, Progress
-from rdzv.core.stopping import BegunStep, Drain, Resized, Stop
+from rdzv.core.state import Ban, Closed, LostStore, NodeRecord, Progress, Unban
+from rdzv.core.stopping import Drain, LastBegun, Resized, RoundStop
 from rdzv.core.stuck.accusing import Accusation
 from rdzv.core.stuck.step_log import StepNote
 from rdzv.core.stuck.tally import RunCounts
@@ -30,17 +30,17 @@ KINDS: Final[dict[str, Any]] = {  # the records of keys that begin so
     "nodes//accused/": Accusation,
     "nodes//marker": None,
     "nodes/": NodeRecord,
-    "begun/": BegunStep,
+    "begun/": LastBegun,
     "head/round": Round,
     "head/closed": Closed,
     "head/progress": Progress,
-    "head/stop": Stop,
+    "head/stop": RoundStop,
     "history": History,
     "head/resized": Resized,
     "head/lost_store": LostStore,
     "head/draining/": Drain,
     "head/banned/": Ban,
-    "head/unbanned/": BanEnd,
+    "head/unbanned/": Unban,
     "tally": RunCounts,
     "head/tally": RunCounts,
 }

@@ -32,7 +32,7 @@ from rdzv.node.link.followed_runs import FollowedRuns
 from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
 from rdzv.node.run.status import read_history
-from rdzv.testing.machines import FixedPort, process_identity_of
+from rdzv.testing.machines import SimulatedPort, process_identity_of
 from rdzv.testing.timeline import START
 from store import Event, Limits, StoreError
 from store.client.client import Watch
@@ -43,7 +43,7 @@ from tests.support.runs import HookedClient, VirtualRun, rounds_of
 from tests.support.virtual_time import VirtualTimeLoop
 
 NOT_SHOWN: Final = ("version", "settings", "releases", "since", "addresses", "waits_for", "now")  # others tell the same
-STATE: Final = "progress known_round times_left_out lapses lapsed_in cut_off unreached given_up refusal is_member"
+STATE: Final = "finished_step known_round times_left_out lapses lapsed_in cut_off unreached given_up refusal is_member"
 LOOK_EVERY: Final = 0.7417  # seconds; an odd number, so that nothing else happens at that moment
 SCENARIOS: Final[dict[str, Any]] = tomllib.loads((Path(__file__).parent / "rounds.toml").read_text())
 
@@ -145,7 +145,7 @@ class Play(VirtualRun):
 
     async def __aenter__(self) -> Play:
         self._patches = contextlib.ExitStack()
-        for name in ("check_reachability", "is_host_reachable"):
+        for name in ("check_rank0_reach", "is_host_reachable"):
             self._patches.enter_context(patch(f"rdzv.node.member.joining.{name}", getattr(self, name)))
         with patch("tests.support.runs.FaultyWorld", SteadyWorld):
             await super().__aenter__()
@@ -196,14 +196,14 @@ class Play(VirtualRun):
         parsed = settings.parse(f"tcp://{self._hosts}/job", {"node_id": name, **self._parameters, **parameters}, {})
         open_store = partial(self.client, source, parsed.join_timeout)
         rng = random.Random(f"node {source}")
-        node = Node(parsed, loop=NodeLoop(), open_store=open_store, rng=rng, port=FixedPort())
+        node = Node(parsed, loop=NodeLoop(), open_store=open_store, rng=rng, port=SimulatedPort())
         self._handlers[source] = handler = Handler(node, open_store=open_store)
         looking: Any = partial(self.look_at, source, if_changed=True)
         looking.notify = looking
         node.listeners.add(looking)
         return handler
 
-    async def check_reachability(self, round: Round, rank: int, read_names: Any) -> tuple[str, list[int]]:
+    async def check_rank0_reach(self, round: Round, rank: int, read_member_names: Any) -> tuple[str, list[int]]:
         """Stand for sockets between the members."""
         there, began = self.reached.setdefault(round.revision, set()), self.recorder.now()
         if (rank, round.host) not in self.unreachable:
@@ -216,7 +216,7 @@ class Play(VirtualRun):
         return (
             (f"rank 0 at {round.host} does not answer", [])
             if rank
-            else (f"{' and '.join(await read_names(missing))} did not come", missing)
+            else (f"{' and '.join(await read_member_names(missing))} did not come", missing)
         )
 
     async def is_host_reachable(self, host: str, _: int) -> bool:
@@ -249,7 +249,7 @@ def known(handler: Handler) -> dict[str, Any]:
         (membership, "over lost_ids record_gone expelled"),
     ):
         told |= {name: getattr(of, name) for name in names.split() if of is not None}
-    return told | {"next_store_generation": node.least_next_generation}
+    return told | {"next_store_generation": node.least_store_generation}
 
 
 class Actor:
@@ -358,7 +358,7 @@ class Actor:
     async def look(self) -> None:
         """Look at the run from outside."""
         async with self.play.looked_at() as seen:
-            self.say(f"* sees {self.shown(await seen.account())}")
+            self.say(f"* sees {self.shown(await seen.status_and_cost())}")
             self.say(f"* sees {self.play.recorder.changed('history', await read_history(seen.store, seen.keys))}")
 
     async def follow(self) -> None:
@@ -370,7 +370,7 @@ class Actor:
                 await asyncio.sleep(LOOK_EVERY)
                 with contextlib.suppress(StoreError):
                     run = await runs.follow_and_refresh("job")
-                    seen = run.current_report(), run.page_state(), run.summary(), sorted(runs.changed)
+                    seen = run.current_report(), run.web_page_state(), run.summary(), sorted(runs.changed)
                     recorder.note(QUIET, recorder.changed("followed", seen))
                 runs.changed.clear()
                 await runs.drop_unused(3.0)

@@ -145,7 +145,7 @@ class Scene:
     def _read(self, link: Any, by: int, data: bytes) -> None:
         for body in link.readers[by].feed(data):
             if link.openings[by]:
-                said: Any = wire.decode_opening(body, link.openings[by].pop(0))
+                said: Any = wire.decode_handshake(body, link.openings[by].pop(0))
                 if isinstance(said, wire.Hello | wire.Greeting):
                     continue  # they are sent each time
                 more = f" {said.session} {said.revision}" if isinstance(said, wire.Welcome) else ""
@@ -236,7 +236,7 @@ class BlockingScene(Scene):
             "set_tcp_options": lambda sock: sock.prepared.append("options"),
             "close_in_children": lambda _, sock: sock.prepared.append("closed in children"),
             "unacknowledged": lambda _: self.line,
-            "_is_closed_by_peer": lambda sock: sock.over,
+            "_has_peer_closed": lambda sock: sock.over,
         }
         others = {
             "store.client.blocking.time": clock,

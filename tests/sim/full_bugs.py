@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from rdzv.core.round import Member, Round
 from rdzv.core.state import Ban, NodeRecord
-from rdzv.core.view import View
+from rdzv.core.view import TermView
 from rdzv.node.coordinator import term as coordinator
 from rdzv.shared_store.fencing import FencedCall
 from rdzv.shared_store.store import SharedStore
@@ -22,7 +22,7 @@ from tests.sim.truth import HeardClient
 __all__ = ["FULL_BUGS"]
 
 
-class RestartingView(View):
+class RestartingView(TermView):
     """Restarts the last call at each arrival, as DLRover did (#903)."""
 
     def _add_record(self, record: NodeRecord) -> None:
@@ -30,7 +30,7 @@ class RestartingView(View):
         super()._add_record(record)
 
 
-class StaleView(View):
+class StaleView(TermView):
     """Keeps the records of nodes that are gone."""
 
     def _apply_node(self, node_id: str, event: Event, now: float, bans: Mapping[str, Ban]) -> None:
@@ -40,14 +40,14 @@ class StaleView(View):
             self._note_gone(node_id, left=False, at=now, why="")
 
 
-class ForgetfulView(View):
+class ForgetfulView(TermView):
     """Takes over without the members of the last round, and so counts none of them as live."""
 
     def take_over(self, round: Round | None, members: Iterable[Member], *more: Any, **others: Any) -> None:  # noqa: ARG002
         super().take_over(round, (), *more, **others)
 
 
-class CredulousView(View):
+class CredulousView(TermView):
     """Counts a live member as a waiting node."""
 
     def _add_record(self, record: NodeRecord) -> None:
@@ -55,7 +55,7 @@ class CredulousView(View):
         self.waiting[record.node_id] = record
 
 
-class SilentView(View):
+class SilentView(TermView):
     """Does not report lost nodes."""
 
     def _note_gone(self, node_id: str, *, left: bool, **more: Any) -> None:
@@ -136,11 +136,11 @@ FULL_BUGS = {
     "a commit without its members' conditions": Seams(client=CarelessCommits),
     "a commit that ignores a closing": Seams(client=CommitsOfClosedRuns),
     "ranks that are published after the flag": Seams(client=LateRanks),
-    "a last call that each join begins anew": _planted(coordinator, "View", RestartingView),
-    "a stale record that is kept as alive": _planted(coordinator, "View", StaleView),
-    "a coordinator that forgets the last round": _planted(coordinator, "View", ForgetfulView),
-    "a live member that is taken for a waiting node": _planted(coordinator, "View", CredulousView),
-    "a loss that is not reported": _planted(coordinator, "View", SilentView),
+    "a last call that each join begins anew": _planted(coordinator, "TermView", RestartingView),
+    "a stale record that is kept as alive": _planted(coordinator, "TermView", StaleView),
+    "a coordinator that forgets the last round": _planted(coordinator, "TermView", ForgetfulView),
+    "a live member that is taken for a waiting node": _planted(coordinator, "TermView", CredulousView),
+    "a loss that is not reported": _planted(coordinator, "TermView", SilentView),
     "a zombie's write that is not fenced": Seams(plant=_as_if_members_still, client=UnfencedWrites),
     "an acknowledgement before the commit": _planted(Dispatcher, "_queue_frame", say_at_once),
 }

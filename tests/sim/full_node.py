@@ -27,7 +27,7 @@ from rdzv.errors import (
     RoundSupersededError,
     SharedStoreTimeoutError,
 )
-from rdzv.testing.machines import NODE_THREAD, make_handler
+from rdzv.testing.machines import NODE_THREAD, make_node_handler
 from store.errors import LimitExceeded
 from store.messages import Put, Transact
 
@@ -93,7 +93,7 @@ class Node:
         self.client: HeardClient | None = None
         self.shared_client: HeardClient | None = None
         self.handler = self._new_handler(settings)
-        self._life = process.host.start(self._live())
+        self._life = process.host.start_task(self._live())
         self._life.add_done_callback(self._ended)
 
     def _new_handler(self, settings: dict[str, Any]) -> Handler:
@@ -109,7 +109,7 @@ class Node:
             self.shared_client.hook = self._before_and_after
             return self.shared_client
 
-        handler = make_handler(self.process, parsed, open_store=open_store, open_shared_store=open_shared_store)
+        handler = make_node_handler(self.process, parsed, open_store=open_store, open_shared_store=open_shared_store)
         self.node = handler.node
         return handler
 
@@ -136,7 +136,7 @@ class Node:
     def close_run(self) -> None:
         """Close the run at once, also in the middle of other calls."""
         if self.awake:
-            self.process.host.start(self._close())
+            self.process.host.start_task(self._close())
 
     async def _before_and_after(self, request: Request[Any], at: str) -> None:
         """Count down this node's fuse and that of the story. Requests that a dead process still makes do not count."""
@@ -176,7 +176,7 @@ class Node:
     async def _take_part(self, info: RendezvousInfo) -> None:
         """Work until there is a reason to meet again."""
         host, rng = self.process.host, self.rng
-        work = [host.start(self._train(info)), host.start(self._listen())]
+        work = [host.start_task(self._train(info)), host.start_task(self._listen())]
         try:
             # A story lasts about a minute, so a node that leaves earlier does it by itself.
             fate = rng.choice(("stay", "stay", "stay", "leave", "go", "close"))
@@ -212,7 +212,7 @@ class Node:
 
     async def _listen(self) -> None:
         """Listen until there is a reason to meet again. Changes ignored during faults count once it is calm."""
-        hearing = self.process.host.start(self._hear())
+        hearing = self.process.host.start_task(self._hear())
         try:
             while not hearing.done() and not (self.story.calm and self.handler.num_nodes_changed() and not self.stays):
                 await asyncio.wait([hearing], timeout=0.5)

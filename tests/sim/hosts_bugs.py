@@ -10,7 +10,7 @@ from rdzv.core import decision
 from rdzv.core.decision import CommitRound, Idle, Rules, decide_round
 from rdzv.core.hosts.lost_store import known_lost_store
 from rdzv.core.state import Head, LostStore
-from rdzv.core.view import View
+from rdzv.core.view import TermView
 from rdzv.node.member import joining, lost_store
 from tests.sim.machines import Seams
 
@@ -19,7 +19,7 @@ __all__ = ["HOSTS_BUGS"]
 
 @contextmanager
 def _the_first_round_does_not_wait() -> Iterator[None]:
-    def at_once(view: View, rules: Rules, head: Head, *, now: float) -> Idle | CommitRound:
+    def at_once(view: TermView, rules: Rules, head: Head, *, now: float) -> Idle | CommitRound:
         return decide_round(view, replace(rules, ttl=0.0), head, now=now)
 
     with patch.object(decision, "decide_round", at_once):

@@ -194,7 +194,7 @@ class HostsTroubles(TrainingTroubles):
             if link is not None:
                 run = Run(link.store, KEYS, head=lambda: node.node.head)
                 order: Callable[[str], Awaitable[object]] = run.ban if self._rng.random() < 0.7 else run.unban
-                node.process.node_thread.start(_quietly(partial(order, name)))
+                node.process.node_thread.start_task(_quietly(partial(order, name)))
 
     def _lose_store(self) -> None:
         """Kill the store, at random with its coordinator, with members cut off before, and after an order."""
@@ -221,7 +221,7 @@ class HostsTroubles(TrainingTroubles):
             link = node.node._link
             assert link is not None
             self._story.disturbed("the end of the store is announced", lasting=ENDS_WITHIN + self.felt_for)
-            node.process.node_thread.start(_quietly(partial(link.store.put, KEYS.moving, b"", ttl=ENDS_WITHIN)))
+            node.process.node_thread.start_task(_quietly(partial(link.store.put, KEYS.moving, b"", ttl=ENDS_WITHIN)))
 
     def _kill(self) -> None:
         if not self._cosmos.store.is_up:

@@ -86,7 +86,7 @@ class StoreStory(Story):
         timeline = self.cosmos.timeline
         for number in range(self.rng.randint(2, 4)):
             self.start(f"c{number}")
-        self.director.start(self.troubles.make())
+        self.director.start_task(self.troubles.make())
         timeline.run_until_time(self.now + self.trouble)
         self._calm_down()
         timeline.run_until_time(self.now + CALM)
@@ -109,7 +109,7 @@ class StoreStory(Story):
             if not process.alive:
                 self.start(name)
         probe = self.cosmos.process("probe")
-        probe.host.start(self._look_at_leases(probe))
+        probe.host.start_task(self._look_at_leases(probe))
 
     async def _look_at_leases(self, process: HeardProcess) -> None:
         try:
@@ -161,7 +161,7 @@ class StoreStory(Story):
             return
         process = self.processes[name] = self.cosmos.process(name)
         self.say(f"{process.source} starts")
-        process.host.start(self._live(process))
+        process.host.start_task(self._live(process))
 
     async def _live(self, process: HeardProcess) -> None:
         try:
@@ -180,7 +180,7 @@ class StoreStory(Story):
         """Use the store until it was replaced by another."""
         host = process.host
         work = [
-            host.start(self._until_replaced(client, job(process, client)))
+            host.start_task(self._until_replaced(client, job(process, client)))
             for job in (self._work, self._work, self._pay, self._watch, self._watch, self._hold, self._answer)
         ]
         await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)

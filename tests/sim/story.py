@@ -198,10 +198,10 @@ class Troubles:
                         if self._rng.random() < PART_HELD_UP:
                             host.hold_up(task, self._rng.uniform(0.0, HELD_UP_MOST))
             case "reset" | "cut":
-                for source in process.sources:
+                for source in process.connection_names:
                     (network.reset if how == "reset" else network.cut)(source)
             case "partition":
-                self.hold(process.sources, self.draw_way(), seconds)
+                self.hold(process.connection_names, self.draw_way(), seconds)
 
     def hold(self, sources: tuple[str, ...], way: Way, seconds: float) -> None:
         """Block these connections for a while."""

@@ -40,7 +40,7 @@ def play(seed: int) -> StoreError | None:
         assert disk is not None
         cosmos.store.start()
         process = cosmos.process("c")
-        process.host.start(live())
+        process.host.start_task(live())
         try:
             early = sqlite3.connect(":memory:")
             while acknowledged < 5:

@@ -75,11 +75,11 @@ class Trainer(Node):
             with contextlib.suppress(RendezvousError):
                 await call()
 
-        self.process.host.start(see_to_it())
+        self.process.host.start_task(see_to_it())
 
     async def _live(self) -> None:
         story = self.story
-        listening = self.process.host.start(self._hear())
+        listening = self.process.host.start_task(self._hear())
         try:
             async for round in rounds_of(self.handler, on_waiting=story.on_waiting):
                 story.came_in(self, round)

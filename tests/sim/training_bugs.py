@@ -10,7 +10,7 @@ from unittest.mock import patch
 from rdzv.core import decision
 from rdzv.core.decision import Act, Expel, Rules, WriteRoundProgress, decide
 from rdzv.core.state import Change, Head, NodeRecord
-from rdzv.core.stopping import StepGate, Stop, StopNegotiation
+from rdzv.core.stopping import RoundStop, StepGate, StopNegotiation
 from rdzv.core.view import Picture
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.membership import Membership, unreported_changes
@@ -65,10 +65,10 @@ def _an_early_departure_is_not_noticed() -> Iterator[None]:
 def _nothing_is_heard_after_newcomers() -> Iterator[None]:
     then = StopNegotiation.next_stop_record
 
-    def next_once(self: StopNegotiation, round: int, standing: Stop | None, **more: Any) -> tuple[Stop, int] | None:
-        if standing is not None and standing.decided and standing.round == round:
+    def next_once(self: StopNegotiation, round: int, old: RoundStop | None, **kw: Any) -> tuple[RoundStop, int] | None:
+        if old is not None and old.decided and old.round == round:
             return None
-        return then(self, round, standing, **more)
+        return then(self, round, old, **kw)
 
     with patch.object(StopNegotiation, "next_stop_record", next_once):
         yield
@@ -155,7 +155,7 @@ def _two_expels_of_one_picture() -> Iterator[None]:
 def _its_own_decision_is_forgotten() -> Iterator[None]:
     wrote = StopNegotiation.note_written
 
-    def forget(self: StopNegotiation, stop: Stop) -> None:
+    def forget(self: StopNegotiation, stop: RoundStop) -> None:
         if not stop.decided:
             wrote(self, stop)
 

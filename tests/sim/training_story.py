@@ -26,7 +26,7 @@ from typing import Any, Literal
 from rdzv.config.resizing import unit_limits
 from rdzv.core.round_life import EndKind
 from rdzv.core.state import NodeRecord, unpack_settings
-from rdzv.core.stopping import Stop
+from rdzv.core.stopping import RoundStop
 from rdzv.loop.rounds import Round
 from store.messages import Delete, Event, Request, Transact
 from tests.sim.checker import Committed
@@ -84,7 +84,7 @@ class TrainingStory(FullStory):
         self.total = rng.choice((10**9, 40) if self.judged else (10**9, 10, 40))
         if self.judged:
             self._judge_those_that_are_stuck()
-        self.stops: dict[int, Stop] = {}
+        self.stops: dict[int, RoundStop] = {}
         self.broken_at: dict[int, float] = {}  # by round: the time since which a member is missing in its steps
         self.rounds_left_early: set[int] = set()  # by a member, in any way, before an agreement of all
         self.begun_by: dict[int, dict[str, int]] = {}  # by round and name: the last step that was begun
@@ -167,7 +167,7 @@ class TrainingStory(FullStory):
                 self.rules = self.checker.rules = replace(self.rules, needed=needed, capacity=capacity)
                 self.checker.resized()
             elif event.key == KEYS.stop and event.kind == "put":
-                self._stop_written(Stop.unpack(event.value))
+                self._stop_written(RoundStop.unpack(event.value))
         super()._revision(events)
         last = self.checker.last
         if last is not None and last is not before:
@@ -201,7 +201,7 @@ class TrainingStory(FullStory):
             self.say(f"{name} is missing in round {number}")
             self.broken_at.setdefault(number, self.now)
 
-    def _stop_written(self, stop: Stop) -> None:
+    def _stop_written(self, stop: RoundStop) -> None:
         before, last = self.stops.get(stop.round), self.checker.last
         require = self.truth.require
         self.say(f"{stop}")

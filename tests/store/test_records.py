@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgpack
 import pytest
 
-from store.records import CHECKED_AT_ONCE, Record, Steps, Unfit, UnknownValue
+from store.records import CHECKED_AT_ONCE, Record, Steps, UnfitError, UnknownValueError
 
 
 class Colour(IntEnum):
@@ -27,7 +27,7 @@ class Leaf(Record, kw_only=True):
     colour: Colour = Colour.RED
     word: Literal["", "new"] = ""
 
-    def field_error(self) -> str | None:
+    def why_invalid(self) -> str | None:
         return "is a red rose" if self.name == "rose" and self.colour is Colour.RED else None
 
 
@@ -115,9 +115,9 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
 @pytest.mark.parametrize(("make", "named"), UNFIT)
 def test_unpackable_values_are_refused_with_the_field_name(make: Callable[[], Any], named: str) -> None:
     record = make()
-    with pytest.raises(Unfit, match=named):
+    with pytest.raises(UnfitError, match=named):
         record.check()
-    with pytest.raises(Unfit, match=named):
+    with pytest.raises(UnfitError, match=named):
         type(record).read(travelled(record))
 
 
@@ -125,16 +125,16 @@ def test_fields_of_a_later_release_are_ignored_and_missing_ones_have_defaults() 
     assert Cut.read((1, "x", None, "new", 3)) == Cut("x")
     assert Cut.read((1, "x")) == Cut("x")
     assert Plan.read((3, (("oak", 1, "", 7),))) == Plan(leaves=(Leaf(name="oak", colour=Colour.BLUE),))
-    with pytest.raises(Unfit):
+    with pytest.raises(UnfitError):
         Cut.read((1,))
-    with pytest.raises(Unfit):
+    with pytest.raises(UnfitError):
         Cut.read("oak")
 
 
 def test_words_of_a_later_release_are_distinguished_from_invalid_ones() -> None:
-    with pytest.raises(UnknownValue, match="colour 2"):
+    with pytest.raises(UnknownValueError, match="colour 2"):
         Leaf.read(("oak", 2))
-    with pytest.raises(UnknownValue, match="request 9"):
+    with pytest.raises(UnknownValueError, match="request 9"):
         Plan.read((3, (), ((9, "x"),)))
     assert repr(Leaf.read(("oak", 0, "newer")).word) == "'newer'"
     assert Plan.read((3, (), (), None, 0, {}, 7)).fate is Fate.OTHER

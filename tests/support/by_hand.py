@@ -23,7 +23,7 @@ from store import (
     StoreError,
     StoreReplaced,
 )
-from store.engine.applied import Answer, EventBatch, WatchLost
+from store.engine.applied import EventBatch, WaitEnd, WatchLost
 from store.engine.engine import Engine
 from store.engine.processes import DisconnectKind
 from store.messages import Failed, Granted, Listing, ListingPart, Request, Response
@@ -102,11 +102,11 @@ class Desk:
         assert isinstance(response, Failed), response
         return response
 
-    def take(self, deliveries: Iterable[EventBatch | Answer | WatchLost]) -> None:
+    def take(self, deliveries: Iterable[EventBatch | WaitEnd | WatchLost]) -> None:
         """Record the deliveries of one step, with their recipients."""
         for delivery in deliveries:
             match delivery:
-                case Answer(peer=peer, request_id=request_id, response=response):
+                case WaitEnd(peer=peer, request_id=request_id, response=response):
                     self.answers[peer, request_id] = response
                 case EventBatch(watches=watches, events=events):
                     for peer, watch_ids in watches.items():
@@ -204,11 +204,11 @@ class Town(Desk):
                 break
             applied = self.engine.continue_long_request(applied.work)
 
-    def take(self, deliveries: Iterable[EventBatch | Answer | WatchLost]) -> None:
+    def take(self, deliveries: Iterable[EventBatch | WaitEnd | WatchLost]) -> None:
         """Send the deliveries of one step to their clients."""
         for delivery in deliveries:
             match delivery:
-                case Answer(peer=peer, request_id=request_id, response=response):
+                case WaitEnd(peer=peer, request_id=request_id, response=response):
                     self.links[peer].to_client += wire.encode_response(request_id, response)
                 case EventBatch(watches=watches, events=events):
                     encoded = wire.encode_events(events)

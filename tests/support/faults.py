@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from rdzv.testing.disk import COMMIT_SECONDS, Disk, NoJournalFiles, SimulatedJournal
 from rdzv.testing.links import EVERYTHING, Duplex, Pipe
-from rdzv.testing.machines import STORE, StoreMachine, World
+from rdzv.testing.machines import STORE, StoreHost, World
 from rdzv.testing.network import MemoryNetwork
 from rdzv.testing.timeline import SimulatedLoop, SimulatedTime
 from store.engine.changeset import ChangeSet
@@ -76,7 +76,7 @@ class FaultyNetwork(MemoryNetwork):
     def cut(self, which: str = EVERYTHING) -> None:
         """Close links at once at both ends, without an error; bytes in flight are lost."""
         for link in self.links(which):
-            link.cut()
+            link.close_both()
 
     def partition(self, which: str = EVERYTHING, *, way: Way = Way.BOTH) -> None:
         """Hold all bytes, or those of one direction, and all dials, until `heal`; neither end is told."""
@@ -221,7 +221,7 @@ class FaultyWorld(World):
         super().__init__(seed, timeline=timeline or SimulatedTime(seed, kind=FaultyHost), **of_network)
 
 
-class FaultyStore(StoreMachine):
+class FaultyStore(StoreHost):
     """A store on a `FaultyDisk`, which may also be told to leave."""
 
     disk: FaultyDisk | None
@@ -255,7 +255,7 @@ class FaultyStore(StoreMachine):
             self._world.say("the store is told to leave")
             self._close_listener()
             self.leaving = True
-            self.host.start(self._leave(self.server, self.host))
+            self.host.start_task(self._leave(self.server, self.host))
 
     async def _leave(self, server: Server, host: SimulatedLoop) -> None:
         await server.shut_down()

@@ -8,12 +8,12 @@ from typing import Any
 
 from rdzv import Closed
 from rdzv.core.decision import (
-    ClosedAnswer,
     CommitRound,
+    EndJoining,
     Idle,
     JoinClock,
     Joiner,
-    KeepWaiting,
+    JoinerWaits,
     Rules,
     act_of_joiner,
     decide_round,
@@ -21,7 +21,7 @@ from rdzv.core.decision import (
 from rdzv.core.ranks import RankOrder, survivors_first
 from rdzv.core.round import Member, Round
 from rdzv.core.state import CurrentCoordinator, Head, NodeRecord, Progress
-from rdzv.core.view import View
+from rdzv.core.view import TermView
 from store import Event
 
 __all__ = ["NODES", "HandFed", "round_of"]
@@ -178,7 +178,7 @@ class HandFed:
         """Return the knowledge that a waiting node has of itself."""
         return Joiner(arrival=self.stored[name][0], **known)
 
-    def act_of_joiner(self, name: str, **known: Any) -> KeepWaiting | Round | ClosedAnswer:
+    def act_of_joiner(self, name: str, **known: Any) -> JoinerWaits | Round | EndJoining:
         """Return the result of `act_of_joiner` for a waiting node."""
         return act_of_joiner(self.me(name, **known), self.head(), now=self.now)
 
@@ -186,8 +186,8 @@ class HandFed:
         """A node's join timeout, from now on."""
         return JoinClock(timeout, now=self.now)
 
-    def _new_view(self) -> View:
-        return View(NODES, needed=self.rules.needed, expected=self.rules.expected, tells_causes=self.tells_causes)
+    def _new_view(self) -> TermView:
+        return TermView(NODES, needed=self.rules.needed, expected=self.rules.expected, tells_causes=self.tells_causes)
 
     def put_event(self, name: str) -> Event:
         """Return the watch event of a record's present state."""

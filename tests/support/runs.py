@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 import store
 from rdzv import Change, RendezvousInfo
-from rdzv.backends.builtin import create_tcp
+from rdzv.backends.builtin import create_tcp_handler
 from rdzv.backends.registry import RendezvousParameters
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
@@ -305,7 +305,7 @@ async def real_run(run_id: str = "job", **parameters: Any) -> AsyncIterator[Call
 
         def make(name: str, **own: Any) -> Handler:
             given = {"node_id": name, "is_host": False, **parameters, **own}
-            handler = create_tcp(RendezvousParameters.from_url(f"{server.url}/{run_id}", given))
+            handler = create_tcp_handler(RendezvousParameters.from_url(f"{server.url}/{run_id}", given))
             made.append(handler)
             return handler
 

@@ -57,7 +57,7 @@ DOCUMENTED: dict[str, tuple[type[BaseException], ...]] = {
 
 NO_ACTS: dict[str, str] = {
     "handler": "call spawn open_blocking_shared_store check_usable usable_node open_blocking_store connect",  # drivers
-    "round": "prepare check_was_left",  # of the loop
+    "round": "prepare require_left",  # of the loop
     "shared": "blocking end_calls end_waits without_wait_reports ignoring_losses reopened",  # of handlers and adapters
     "changes": "",
     "info": "count index of",  # of tuples; and of the rooms that make it
@@ -135,7 +135,7 @@ def _rows() -> list[Call]:
     handler("status", lambda it, _: it.status())
     handler("statuses", lambda it, _: it.statuses())
     handler("questions", lambda it, _: it.questions(), awaited_only=True, open_ended=True)
-    handler("account", lambda it, _: it.account())
+    handler("status_and_cost", lambda it, _: it.status_and_cost())
     handler("history", lambda it, _: it.history())
     handler("ping", lambda it, _: it.ping())
     handler("changes", lambda it, _: it.changes())

@@ -115,7 +115,7 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
     signal.pthread_sigmask(signal.SIG_SETMASK, mask - {signal.SIGCHLD})  # a preloaded module may have blocked SIGCHLD
     with contextlib.suppress(OSError):  # the child may have made its group already
         os.setpgid(group, group)
-    status = _forward_signals(group, control, child_ended)
+    status = _supervise_group(group, control, child_ended)
     if report is not None:
         os.write(report, status.to_bytes(4, sys.byteorder))
     _exit_like_child(status)
@@ -157,7 +157,7 @@ def _open_sigchld_pipe() -> int:
     return reading
 
 
-def _forward_signals(group: int, control: int, child_ended: int) -> int:
+def _supervise_group(group: int, control: int, child_ended: int) -> int:
     """Pass signals on, and end the group as the module says; return its first process's wait status."""
     poll = select.poll()  # `select.select` accepts no file number above 1023
     poll.register(control, select.POLLIN)

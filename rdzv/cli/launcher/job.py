@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rdzv import RendezvousStateError
-from rdzv.cli.command import Argument, duration, flag, option, whole_number
+from rdzv.cli.command import Argument, duration, flag, integer_type, option
 from rdzv.config.value_types import plain_number
 from rdzv.loop import STATUS_MAX
 
@@ -39,7 +39,7 @@ class OnChangeMode(Enum):
     CHECKPOINT = "checkpoint"
 
 
-class ExitAdvice(Enum):
+class NodeRemedy(Enum):
     """Actions for the caller of a failed launcher: start this node again, replace it, or none (the run is over)."""
 
     RESTART = "restart"
@@ -67,10 +67,10 @@ def _parse_on_change(text: str) -> OnChangeMode:
     return OnChangeMode(text)
 
 
-def _parse_exit_codes(text: str) -> dict[ExitAdvice, int]:
+def _parse_exit_codes(text: str) -> dict[NodeRemedy, int]:
     try:
         parts = [each.partition("=") for each in text.split(",")]
-        codes = {ExitAdvice(name): plain_number(status, int) for name, _, status in parts}
+        codes = {NodeRemedy(name): plain_number(status, int) for name, _, status in parts}
     except ValueError:
         codes = {}
     if not codes or not all(0 < status < SIGNALLED for status in codes.values()):
@@ -99,7 +99,7 @@ class Job:
     says_cost: bool = True
     nproc: int = _option(
         "--nproc N|auto|cpu|gpu",
-        lambda text: text if text in COUNTED else whole_number(1)(text),
+        lambda text: text if text in COUNTED else integer_type(1)(text),
         "processes here: so many, or one for each core or GPU (auto: GPU, if there is one, else core); by default 1, "
         "under Slurm one for each GPU of the node's",
         without=1,
@@ -111,25 +111,25 @@ class Job:
         "does not import them again",
         (),
     )
-    standby: int = _option("--standby N", whole_number(0), "with --preload: processes that are forked ahead", 0)
+    standby: int = _option("--standby N", integer_type(0), "with --preload: processes that are forked ahead", 0)
     agent_store: bool = _flag(
         "--agent-store", "rank 0's launcher serves PyTorch's TCPStore at MASTER_PORT, as under torchrun", default=False
     )
-    max_restarts: int = _option("--max-restarts N", whole_number(0), "of the run, after failures", 0)  # as in PyTorch
+    max_restarts: int = _option("--max-restarts N", integer_type(0), "of the run, after failures", 0)  # as in PyTorch
     give_up_status: int = _option(
         "--give-up-status N",
-        whole_number(1, STATUS_MAX),
+        integer_type(1, STATUS_MAX),
         "a process that exits with it ends the run on every node, with this status",
         93,
     )
     no_progress: int = _option(
         "--no-progress N",
-        whole_number(0),
+        integer_type(0),
         f"give the run up after so many rounds, one after the other, that ended by a failure or a loss before any "
         f"process had written the file {CHECKPOINT_FILE}, or told of a second step; 0: never",
         0,
     )
-    exit_codes: Mapping[ExitAdvice, int] | None = _option(
+    exit_codes: Mapping[NodeRemedy, int] | None = _option(
         "--exit-codes restart=N,replace=N,over=N",
         _parse_exit_codes,
         "end with these statuses instead, by what is to be done with this node: start it again here (the store is out "
@@ -172,7 +172,7 @@ class Job:
     )
     allow_chaos: bool = _flag("--allow-chaos", "let rdzv chaos kill this node, to rehearse a failure", default=False)
 
-    def exit_status_for(self, then: ExitAdvice, otherwise: int) -> int:
+    def exit_status_for(self, then: NodeRemedy, otherwise: int) -> int:
         """Return the exit status that `--exit-codes` names for an action, else `otherwise`."""
         return (self.exit_codes or {}).get(then, otherwise)
 
@@ -182,7 +182,7 @@ class Job:
         return self.prefix or self.log_dir is not None
 
 
-def run_arguments() -> Iterator[Argument]:
+def run_cli_arguments() -> Iterator[Argument]:
     """Yield the arguments of `rdzv run` that are fields of `Job`."""
     for each in fields(Job):
         if each.metadata:
@@ -190,18 +190,18 @@ def run_arguments() -> Iterator[Argument]:
             yield Argument(*by.names, **by.settings, dest=each.name)
 
 
-class Ranks(NamedTuple):
+class NodeRanks(NamedTuple):
     """The ranks of this node's processes."""
 
     first_rank: int
     world_size: int
 
 
-def process_ranks(rank: int, participants: Sequence[Participant], nproc: int) -> Ranks:
+def process_ranks(rank: int, participants: Sequence[Participant], nproc: int) -> NodeRanks:
     """Return the ranks of the processes of the node with this rank; `participants` are in the order of ranks."""
     counts = [_node_process_count(participant) for participant in participants]
     assert counts[rank] == nproc, "a node reads of itself what it has written"
-    return Ranks(first_rank=sum(counts[:rank]), world_size=sum(counts))
+    return NodeRanks(first_rank=sum(counts[:rank]), world_size=sum(counts))
 
 
 def _node_process_count(participant: Participant) -> int:
@@ -214,12 +214,12 @@ def _node_process_count(participant: Participant) -> int:
     return int(text)
 
 
-def environment_of(job: Job, info: RendezvousInfo, place: Ranks, *, local_rank: int, restarts: int) -> dict[str, str]:
+def environment_of(job: Job, info: RendezvousInfo, own: NodeRanks, *, local_rank: int, restarts: int) -> dict[str, str]:
     """Return a process's environment variables, except paths; `rdzv.connect` reads none of them as parameters."""
     host, port = info.bootstrap_address
     return {
-        "RANK": str(place.first_rank + local_rank),
-        "WORLD_SIZE": str(place.world_size),
+        "RANK": str(own.first_rank + local_rank),
+        "WORLD_SIZE": str(own.world_size),
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(job.nproc),
         "GROUP_RANK": str(info.rank),
@@ -228,8 +228,8 @@ def environment_of(job: Job, info: RendezvousInfo, place: Ranks, *, local_rank: 
         "MASTER_PORT": str(port),
         # torchrun also sets ROLE_* and TORCHELASTIC_*.
         "ROLE_NAME": "default",
-        "ROLE_RANK": str(place.first_rank + local_rank),
-        "ROLE_WORLD_SIZE": str(place.world_size),
+        "ROLE_RANK": str(own.first_rank + local_rank),
+        "ROLE_WORLD_SIZE": str(own.world_size),
         "TORCHELASTIC_RUN_ID": info.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),

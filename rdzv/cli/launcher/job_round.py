@@ -21,12 +21,12 @@ import anyio.to_thread
 from rdzv import Change, Draining, Ending, GiveUp, NodesWaiting, Resized, RoundSupersededError, StoreEnding
 from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, SIGNALLED, OnChangeMode, environment_of, process_ranks
 from rdzv.cli.launcher.processes import Process, open_log
-from rdzv.loop import MOVES, EndKind, NextAction, leaving_in_words
+from rdzv.loop import MOVES, EndKind, NextAfterWork, leaving_in_words
 from rdzv.loop.process_files import (
     BEAT_DIR,
     clear_step_folder,
     follow_step_files,
-    note_slowest_step,
+    note_lowest_step,
     read_exception_line,
 )
 from rdzv.loop.round_monitor import RoundMonitor
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rdzv import Handler, RendezvousInfo
-    from rdzv.cli.launcher.job import Job, Ranks
+    from rdzv.cli.launcher.job import Job, NodeRanks
     from rdzv.cli.launcher.preload import PreloadServer
     from rdzv.cli.launcher.stacks import WorkerStacks
     from rdzv.torch.tcp_store import WorkersStore
@@ -103,7 +103,7 @@ class JobRound:
         self.achieved: bool = False  # the job has written a checkpoint or begun its second step in this round
         self.failed: tuple[str, int] | None = None  # a description of this node's failed process, and the exit status
 
-    async def run(self) -> NextAction | signal.Signals:
+    async def run(self) -> NextAfterWork | signal.Signals:
         """Run the command until the round ends; return the outcome, or the passed-on signal that ended a process."""
         info, job = self._info, self._job
         try:
@@ -123,11 +123,11 @@ class JobRound:
                 store = await anyio.to_thread.run_sync(serve, info)
                 if store is None:
                     self.monitor.note_ending(Ending(kind=EndKind.DROPPED, reason="the port that was promised is taken"))
-                    return NextAction.MEET_AGAIN
+                    return NextAfterWork.MEET_AGAIN
                 serving.callback(store.close)
             return await self._run_processes(place)
 
-    async def _run_processes(self, place: Ranks) -> NextAction | signal.Signals:
+    async def _run_processes(self, place: NodeRanks) -> NextAfterWork | signal.Signals:
         await self._start_processes(place)
         follow_step_files(self._handler, self._workplace.beats)
         async with self._handler.changes() as changes, anyio.create_task_group() as listening:
@@ -138,7 +138,7 @@ class JobRound:
                 listening.start_soon(self._watch_process, process)
             self.monitor.start()
             failure = await self._wait_for_end()
-            outcome: NextAction | signal.Signals
+            outcome: NextAfterWork | signal.Signals
             if isinstance(failure, signal.Signals):
                 outcome = failure
             else:
@@ -149,7 +149,7 @@ class JobRound:
         self.achieved = self._has_progressed()
         return outcome
 
-    async def _start_processes(self, place: Ranks) -> None:
+    async def _start_processes(self, place: NodeRanks) -> None:
         preloaded = self._workplace.preloaded
         if preloaded is not None and not await preloaded.wait_until_ready():
             preloaded = None
@@ -204,7 +204,7 @@ class JobRound:
                     pass
                 case Ending():
                     return None
-                case Process() if wait is not None and self._uses_usr1:
+                case Process() if wait is not None and self._usr1_on_change:
                     self._running -= 1  # the process was asked to end, so its status does not matter
                 case Process() if heard.status:
                     return self._forwarded_signal_of(heard) or self._failure_of(heard)
@@ -216,7 +216,7 @@ class JobRound:
                     wait = await self._update_checkpoint_wait(heard, wait)
                 case _ if (why := self._rejoin_reason(heard)) is not None:
                     wait = CheckpointWait(wished=heard, why=why, until=-math.inf, checkpoint=-1)
-        if not self._uses_usr1:
+        if not self._usr1_on_change:
             await self.claim_round_end()
         self.monitor.note_ending(Ending(kind=EndKind.AGREED, reason=wait.why))
         return None
@@ -226,7 +226,7 @@ class JobRound:
         await self._handler.call(self.monitor.claim_end())
 
     @property
-    def _uses_usr1(self) -> bool:
+    def _usr1_on_change(self) -> bool:
         return self._job.on_change is OnChangeMode.USR1
 
     async def _update_checkpoint_wait(self, wished: Wished, wait: CheckpointWait | None) -> CheckpointWait | None:
@@ -234,14 +234,14 @@ class JobRound:
         why = self._rejoin_reason(wished)
         if why is None:
             gone = isinstance(wished, NodesWaiting) and wait is not None and isinstance(wait.wished, NodesWaiting)
-            return None if gone and not self._uses_usr1 else wait
+            return None if gone and not self._usr1_on_change else wait
         within = min(self._job.grace, wished.seconds_left) if isinstance(wished, Draining) else self._job.grace
         until = anyio.current_time() + within
         if wait is not None:
             return replace(wait, until=min(until, wait.until))
         log.info("%s, for a checkpoint of the job, at most %g s", printable(why), within)
         wait = CheckpointWait(wished=wished, why=why, until=until, checkpoint=self._checkpoint_mtime())
-        if self._uses_usr1:
+        if self._usr1_on_change:
             await self.claim_round_end()
             for process in self._processes:
                 process.send_signal(signal.SIGUSR1)
@@ -285,7 +285,7 @@ class JobRound:
     def _has_progressed(self) -> bool:
         if self._checkpoint_mtime() != self._checkpoint_before:
             return True
-        note_slowest_step(self._membership, self._workplace.beats)
+        note_lowest_step(self._membership, self._workplace.beats)
         return not self._membership.beats.is_first_step
 
     def _checkpoint_mtime(self) -> int:
@@ -316,7 +316,7 @@ class JobRound:
         """Return the Python stacks of the running processes."""
         if self._workplace.stacks is None:
             return "they are not to be had: this launcher runs with --no-stacks"
-        return await self._workplace.stacks.dump(process.rank for process in self._running_processes())
+        return await self._workplace.stacks.collect(process.rank for process in self._running_processes())
 
     async def stop_processes(self, number: int) -> None:
         """Send the processes this signal, kill those that have not ended after `--grace`, and pass on their output."""

@@ -26,13 +26,13 @@ import anyio
 from rdzv import RendezvousClosedError, RendezvousError, RendezvousGracefulExitError, RendezvousSettingsError
 from rdzv.cli.command import ENDING, RepeatedSignalFilter, call_on_signal, message_of
 from rdzv.cli.launcher import guard
-from rdzv.cli.launcher.job import NPROC, SIGNALLED, ExitAdvice
+from rdzv.cli.launcher.job import NPROC, SIGNALLED, NodeRemedy
 from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, LauncherContext
 from rdzv.cli.launcher.preload import run_preload_server
 from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.config.settings import parse
 from rdzv.display.standard_error import say_error
-from rdzv.loop import KILL, STACKS, EndKind, NextAction, RunCounts, cancel_and_wait
+from rdzv.loop import KILL, STACKS, EndKind, NextAfterWork, RunCounts, cancel_and_wait
 from rdzv.loop.own_folder import temporary_folder
 from rdzv.loop.rounds import make_handler
 from store.printable import make_logger, printable, without_durations
@@ -105,7 +105,7 @@ class _Launcher:
                 async with run_preload_server(self._job) as self._workplace.preloaded, making as handler:
                     self._connected = handler
                     with anyio.CancelScope() as self._scope:
-                        status = await self._run_rounds_and_answer(handler)
+                        status = await self._run_rounds_and_tasks(handler)
                     if self._signal is not None and handler.hosts_store:
                         stays = f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}"
                         asyncio.get_running_loop().call_later(EXPLAINED_AFTER, say_error, stays)
@@ -205,26 +205,26 @@ class _Launcher:
         else:
             log.warning("%s came while no process was running: nothing was passed on", number.name)
 
-    async def _run_rounds_and_answer(self, handler: Handler) -> int:
+    async def _run_rounds_and_tasks(self, handler: Handler) -> int:
         await handler.is_closed()  # connects to the store, which the next lines need
         with anyio.move_on_after(ANSWERED_WITHIN), contextlib.suppress(RendezvousError):
             if not handler.hosts_store and (host := await handler.store_host()):
                 level = logging.INFO if host.startswith(f"run {handler.run_id}, ") else logging.WARNING
                 log.log(level, "run %s: %s serves the store", handler.run_id, host)
-        answering = asyncio.create_task(self._serve_operators(handler), name="answer what operators ask")
+        answering = asyncio.create_task(self._answer_operators(handler), name="answer what operators ask")
         draining = asyncio.create_task(self._drain_when_asked(handler), name="announce that this node leaves")
         reaping = asyncio.create_task(_reap_orphans(), name="reap orphans, as process 1")
         try:
             return await self._run_rounds(handler)
         finally:
             await cancel_and_wait(draining, answering, reaping)
-            if handler.closed is not None and self._job.says_cost:
+            if handler.run_closing is not None and self._job.says_cost:
                 with anyio.move_on_after(ANSWERED_WITHIN, shield=True), contextlib.suppress(RendezvousError):
-                    _, history, cost = await handler.account()
+                    _, history, cost = await handler.status_and_cost()
                     if history.chapters:
                         say_error(f"rdzv run: {printable(str(cost))}")
 
-    async def _serve_operators(self, handler: Handler) -> None:
+    async def _answer_operators(self, handler: Handler) -> None:
         async with contextlib.aclosing(handler.questions()) as questions:
             async for name, question in questions:
                 text = await self._answer_to_operator(question.what)
@@ -251,13 +251,13 @@ class _Launcher:
                 info = await _join_round(handler)
             except RendezvousGracefulExitError as error:
                 log.info("%s", error)
-                return self._job.exit_status_for(ExitAdvice.REPLACE, 0) if handler.is_draining else 0
+                return self._job.exit_status_for(NodeRemedy.REPLACE, 0) if handler.is_draining else 0
             except RendezvousClosedError as error:
                 if was_open and error.reason == SUCCEEDED and not error.given_up:
                     return 0
                 if error.given_up and error.status:
                     say_error(f"rdzv run: {printable(str(error))}")
-                    return self._job.exit_status_for(ExitAdvice.OVER, error.status)
+                    return self._job.exit_status_for(NodeRemedy.OVER, error.status)
                 if not was_open:
                     say_error("rdzv run: rdzv reopen opens a closed run again; or give the job a run of its own")
                 raise
@@ -270,14 +270,14 @@ class _Launcher:
                 status = self._job.give_up_status
                 log.error("run %s, round %d: %s", info.run_id, info.round, verdict)
                 await handler.give_up(verdict, status=status)
-                return self._job.exit_status_for(ExitAdvice.OVER, status)
+                return self._job.exit_status_for(NodeRemedy.OVER, status)
             ended = await self._handle_outcome(handler, info, *await self._run_round(handler, info))
             if ended is not None:
                 return ended
 
-    async def _run_round(self, handler: Handler, info: RendezvousInfo) -> tuple[JobRound, NextAction]:
+    async def _run_round(self, handler: Handler, info: RendezvousInfo) -> tuple[JobRound, NextAfterWork]:
         current = self._round = JobRound(self._workplace, handler, info, restarts=self._tally.restarts)
-        outcome: NextAction | signal.Signals | None = None
+        outcome: NextAfterWork | signal.Signals | None = None
         try:
             outcome = await current.run()
             if isinstance(outcome, signal.Signals):  # a passed-on signal has ended the command
@@ -287,12 +287,12 @@ class _Launcher:
         finally:
             current.monitor.stop()
             with anyio.CancelScope(shield=True):
-                if not isinstance(outcome, NextAction):
+                if not isinstance(outcome, NextAfterWork):
                     # A signal or a defect in this launcher ended the round: claim that end for this node.
                     await current.claim_round_end()
                 await current.stop_processes(self._signal or signal.SIGTERM)
                 self._round = None
-        assert isinstance(outcome, NextAction)
+        assert isinstance(outcome, NextAfterWork)
         return current, outcome
 
     async def _update_restart_counts(self, handler: Handler, change: Callable[[RunCounts], RunCounts]) -> None:
@@ -304,28 +304,28 @@ class _Launcher:
             log.warning("the restarts of the run cannot be read: %s", error)
 
     async def _handle_outcome(
-        self, handler: Handler, info: RendezvousInfo, round: JobRound, outcome: NextAction
+        self, handler: Handler, info: RendezvousInfo, round: JobRound, outcome: NextAfterWork
     ) -> int | None:
         """Return the launcher's exit status after a round, or None to meet the other nodes again."""
         where, monitor, achieved = f"run {info.run_id}, round {info.round}", round.monitor, round.achieved
         how, status = round.failed or ("", 0)
         if monitor.all_have_finished:
             return 0
-        if outcome is NextAction.GIVE_UP:
+        if outcome is NextAfterWork.GIVE_UP:
             log.error("%s: given up: %s", where, how)
-            return self._job.exit_status_for(ExitAdvice.OVER, status)
+            return self._job.exit_status_for(NodeRemedy.OVER, status)
         if monitor.ending is not None and monitor.ending.kind is EndKind.CLOSED:
             return None  # the next `next_rendezvous` raises the error with the details
-        is_ours, leaves = outcome is NextAction.RAISE, outcome is not NextAction.RAISE and handler.is_draining
+        is_ours, leaves = outcome is NextAfterWork.RAISE, outcome is not NextAfterWork.RAISE and handler.is_draining
         if monitor.ending is not None and not is_ours:
             then = "this node leaves, and does not come again" if leaves else "meeting again"
             why = f"{how} because others have gone" if how else monitor.ending.reason
             log.warning("%s: %s; %s", where, why, then)  # log this before the next requests, as the store may be lost
-        failed = is_ours or monitor.round_failed
+        failed = is_ours or monitor.has_failed
         ended = {"restart": is_ours, "failed": failed, "achieved": achieved}
         await self._update_restart_counts(handler, lambda was: was.after(info.round, **ended))
         if not is_ours:
-            return self._job.exit_status_for(ExitAdvice.REPLACE, 0) if leaves else None
+            return self._job.exit_status_for(NodeRemedy.REPLACE, 0) if leaves else None
         if self._tally.restarts <= self._job.max_restarts:
             log.warning("%s: %s; restart %d of %d", where, how, self._tally.restarts, self._job.max_restarts)
             return None
@@ -334,17 +334,17 @@ class _Launcher:
             f"rdzv run: {where}: {how}, and --max-restarts {self._job.max_restarts} allows no restart; see "
             f"what it wrote, or allow more"
         )
-        return self._job.exit_status_for(ExitAdvice.REPLACE, status if status >= 0 else SIGNALLED - status)
+        return self._job.exit_status_for(NodeRemedy.REPLACE, status if status >= 0 else SIGNALLED - status)
 
 
 async def _reap_orphans() -> None:
     while os.getpid() == 1:
         await anyio.sleep(REAPS_EVERY)
         for name in filter(str.isdecimal, os.listdir("/proc")):
-            _reap_if_orphan(int(name))
+            _reap_if_zombie(int(name))
 
 
-def _reap_if_orphan(pid: int) -> None:
+def _reap_if_zombie(pid: int) -> None:
     with contextlib.suppress(OSError):
         state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
         if (state, parent) == ("Z", "1") and pid not in guard.STARTED:

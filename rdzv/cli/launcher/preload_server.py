@@ -107,7 +107,7 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
     renew_native_id = getattr(threading.main_thread(), "_set_native_id", None)  # a fork keeps the parent's native id
     if renew_native_id is not None:
         renew_native_id()
-    return partial(_prepare_main_module if wanted["module"] else _prepare_script, here)
+    return partial(_make_module_runner if wanted["module"] else _compile_script, here)
 
 
 def _put_first_in_sys_path(folder: str) -> None:
@@ -115,7 +115,7 @@ def _put_first_in_sys_path(folder: str) -> None:
         sys.path[0] = folder
 
 
-def _prepare_script(here: str) -> Callable[[], object]:
+def _compile_script(here: str) -> Callable[[], object]:
     path = os.path.join(here, sys.argv[0])
     _put_first_in_sys_path(os.path.dirname(os.path.realpath(path)))
     source = Path(path).read_bytes()
@@ -126,7 +126,7 @@ def _prepare_script(here: str) -> Callable[[], object]:
     return partial(exec, compile(source, path, "exec", dont_inherit=True), main.__dict__)  # the user's command
 
 
-def _prepare_main_module(here: str) -> Callable[[], object]:
+def _make_module_runner(here: str) -> Callable[[], object]:
     import runpy
 
     _put_first_in_sys_path(here)

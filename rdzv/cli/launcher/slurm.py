@@ -22,7 +22,7 @@ EXPECTED_MOST: Final = 1024  # node names that fit into a URL; for a larger step
 NODES_MOST: Final = 65_536  # node names per list
 
 
-def is_slurm_word(word: str) -> bool:
+def is_slurm_url(word: str) -> bool:
     """Return True if this word, in place of a URL, is `slurm`, with or without parameters."""
     return word.partition("?")[0] == SCHEME
 
@@ -69,11 +69,11 @@ def slurm_url(word: str, environment: Mapping[str, str]) -> str:
     scheme = "tcps" if encrypted else "tcp"
     url = f"{scheme}://{nodes[0]}:{PORT_FIRST + int(job) % PORTS}/{run_id}?{query}"
     if len(nodes) > 1:
-        _require_client_auth(url, environment)
+        _refuse_open_store(url, environment)
     return url
 
 
-def _require_client_auth(url: str, environment: Mapping[str, str]) -> None:
+def _refuse_open_store(url: str, environment: Mapping[str, str]) -> None:
     """Raise an error on every node, not only on the store's host, if the store would accept every client."""
     settings = parse(url, {}, environment)
     has_secret = settings.token is not None or settings.token_file is not None

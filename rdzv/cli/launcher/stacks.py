@@ -44,9 +44,9 @@ class WorkerStacks:
         path = os.pathsep.join(filter(None, [str(self._startup), os.environ.get("PYTHONPATH")]))
         return {"PYTHONPATH": path, worker_startup.FOLDER: str(self._dumps)}
 
-    async def dump(self, ranks: Iterable[int] = ()) -> str:
+    async def collect(self, ranks: Iterable[int] = ()) -> str:
         """Return the stacks of all running Python processes, and name those of `ranks` that cannot be asked."""
-        asked = {path: pid for path in sorted(self._dumps.glob("*"), key=_rank_and_pid) if (pid := _lock_holder(path))}
+        asked = {path: pid for path in sorted(self._dumps.glob("*"), key=_rank_pid_of) if (pid := _lock_holder(path))}
         for path, pid in asked.items():
             os.truncate(path, 0)
             with contextlib.suppress(ProcessLookupError, PermissionError):  # the process has ended, or changed its user
@@ -84,7 +84,7 @@ class WorkerStacks:
                     path.unlink()
 
 
-def _rank_and_pid(path: Path) -> tuple[int, int]:
+def _rank_pid_of(path: Path) -> tuple[int, int]:
     rank, _, pid = path.name.partition(".")
     return int(rank) if rank.isdecimal() else -1, int(pid)
 

@@ -34,7 +34,7 @@ def known_lost_store(head: Head, *, revision: int, settings: bytes, host: str, n
     number, at, awaited = (-1, 0, 0) if before is None else (before.round, before.round_at, before.awaited)
     if round is not None:
         number, at = max(number, round.number), round.revision
-        awaited = round.size - _count_gone_in_round(round, head)
+        awaited = round.size - _count_gone_members(round, head)
     else:  # no round completed in the lost store: members of the last round in an earlier store are still awaited
         awaited -= sum(one.last_round == at > 0 for one in head.hosted.values())
     return LostStore(
@@ -55,7 +55,7 @@ def _progress_if_of_round(round: Round, progress: Progress | None) -> Progress |
     return progress if progress is not None and progress.round == round.number else None
 
 
-def _count_gone_in_round(round: Round, head: Head) -> int:
+def _count_gone_members(round: Round, head: Head) -> int:
     now = _progress_if_of_round(round, head.progress)
     told = now if head.moves_over is None else _progress_if_of_round(round, head.moves_over)
     named = {*told.lost_ids, *told.departed_ids} if told is not None else set()

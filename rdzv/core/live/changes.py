@@ -105,14 +105,14 @@ def _keep_member_times(before: dict[str, Any] | None, now: dict[str, Any]) -> di
 
 def server_sent_event(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
     """Return a page's next server-sent event: at first the state, then the changes, or a `beat` without changes."""
-    at, told = round(now["now"], 2), now if before is None else page_changes(before, now)
+    at, told = round(now["now"], 2), now if before is None else web_page_changes(before, now)
     if not told:
         return f"event: beat\ndata: {at}\n\n".encode()
     kind = "" if before is None else "event: changed\n"
     return f"{kind}data: {json.dumps({**told, 'now': at}, separators=(',', ':'))}\n\n".encode()
 
 
-def page_changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+def web_page_changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the changes for a page in the state `before`; empty if only time has passed.
 
     A state has the store, a summary of each run (`runs`), the `chosen` run's id, and its report (`run`).

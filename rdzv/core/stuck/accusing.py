@@ -48,7 +48,7 @@ class Accusations(dict[str, Accusation]):
             with contextlib.suppress(RendezvousStateError):  # an accusation of a later release may be unreadable
                 self[event.key] = Accusation.unpack(event.value)
 
-    def against_unknown_member(self, *, round: int, live: Collection[str]) -> list[Accusation]:
+    def against_unnamed_member(self, *, round: int, live: Collection[str]) -> list[Accusation]:
         """Return the accusations of `UNKNOWN` by live members of a round."""
         every = self.values()
         return [one for one in every if one.round == round and one.accused == UNKNOWN and one.by in live]

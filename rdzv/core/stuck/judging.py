@@ -86,7 +86,7 @@ class StallDetector:
             self._excused_at = now
         quiet = {node_id: one for node_id, one in members.items() if self._is_quiet(one, now)}
         stuck = {
-            node_id: _explain_stuck(one, others)
+            node_id: _explain_stuck_member(one, others)
             for node_id, one in quiet.items()
             if self._do_others_progress(one, others := [other for name, other in members.items() if name != node_id])
             and all(self._reported_later_than(one, other) for other in others)
@@ -126,7 +126,7 @@ class StallDetector:
         return f"no member has begun a step for {duration(limit)}{at}; nobody is dropped"
 
 
-def _explain_stuck(one: LastStepNote, others: list[LastStepNote]) -> str:
+def _explain_stuck_member(one: LastStepNote, others: list[LastStepNote]) -> str:
     if all(other.note.waits for other in others) and not one.note.waits:
         at = "" if one.note.step is None else f" at {one.note.step:,}"
         return f"no step since {duration(one.note.age + one.ago)}, others wait for it{at}"

@@ -58,7 +58,7 @@ class StepsOverview:
     stands: bool = False  # True: no member makes progress, so none is stuck
 
 
-def summarize_steps(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) -> StepsOverview:
+def steps_overview(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) -> StepsOverview:
     """Return a round's progress over all its members."""
     at = {node_id: one.step for node_id, one in steps.items() if one.step is not None}
     if not at:

@@ -102,7 +102,7 @@ class StepLog:
         self._busy = tuple(one for one in self._busy if one[0] is not token)
 
     @property
-    def _busy_ending_last(self) -> tuple[float, str]:
+    def _latest_busy_period(self) -> tuple[float, str]:
         return max(((until, label) for _, until, label in self._busy), default=(-math.inf, ""))
 
     @property
@@ -122,7 +122,7 @@ class StepLog:
 
     def quiet_since(self) -> float:
         """Return since when, on `clock`, the member has been quiet: no step, and not busy."""
-        return max(self._last[1], self._busy_ended, self._busy_ending_last[0])
+        return max(self._last[1], self._busy_ended, self._latest_busy_period[0])
 
     @property
     def has_progressed(self) -> bool:
@@ -134,11 +134,11 @@ class StepLog:
         """True if the member is not beyond its first step."""
         return self._last[2] <= 1
 
-    def note(self, *, away: bool) -> StepNote:
+    def current_note(self, *, away: bool) -> StepNote:
         """Return the note to send now."""
         now = self.clock()
         step, at, count = self._last
-        busy_until, what = self._busy_ending_last
+        busy_until, what = self._latest_busy_period
         busy = max(busy_until - now, 0.0)
         if step is not None:
             if self._rated is not None and at > self._rated[1]:

@@ -90,7 +90,7 @@ class Election:
             else:
                 await self._lead_with_role(role, None)
         except SettingsChangedError as error:
-            self.part.set_settings_error(error.settings)
+            self.part.fail_on_new_settings(error.settings)
             await anyio.sleep_forever()  # this node is about to leave the run, which cancels the task
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
             log.debug("run %s: the role of coordinator was lost: %s", self.part.keys.run_id, error)

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.core.stopping import BegunStep
+from rdzv.core.stopping import LastBegun
 from rdzv.core.stuck.accusing import UNKNOWN
 from rdzv.core.stuck.judging import StallDetector, StallRules
-from rdzv.core.view import Standstill, StopAnswer, StuckMember
+from rdzv.core.view import StandstillReport, StopAnswer, StuckMember
 from rdzv.errors import RendezvousStateError
 from rdzv.node.run.status import read_step_notes
 from store import LeaseNotFound, StoreError
 from store.keeping import RENEWALS_PER_TTL
 from store.messages import TimeToLive
-from store.net.tasks import run_together
+from store.net.tasks import run_to_completion
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
@@ -43,10 +43,10 @@ async def gather_stop_answers(context: TermContext, asking: asyncio.Event) -> No
                 context.queue_for_decision(StopAnswer())
             elif event.kind == "put":
                 with contextlib.suppress(RendezvousStateError):  # another program wrote the key
-                    context.queue_for_decision(StopAnswer(event.key.removeprefix(begun), BegunStep.unpack(event.value)))
+                    context.queue_for_decision(StopAnswer(event.key.removeprefix(begun), LastBegun.unpack(event.value)))
 
 
-async def look_for_stalls(context: TermContext, settings: Settings) -> None:
+async def report_stalls(context: TermContext, settings: Settings) -> None:
     """Report stuck members, and standstills of the whole round, to the deciding task, until cancelled."""
     rules = StallRules(
         stall_timeout=settings.stall_timeout,
@@ -67,7 +67,7 @@ async def look_for_stalls(context: TermContext, settings: Settings) -> None:
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
         verdict = stalls.judge(heard, round=number, now=context.store.time(), every=every)
         if verdict.standstill != view.standstill:
-            context.queue_for_decision(Standstill(number, verdict.standstill))
+            context.queue_for_decision(StandstillReport(number, verdict.standstill))
         if verdict.stuck:
             found = verdict.stuck.items()
             context.queue_for_decision(*(StuckMember(number, members[id].arrival, id, why) for id, why in found))
@@ -85,7 +85,7 @@ class AccusationCheck:
     _asked: set[tuple[int, str, str]] = field(default_factory=set)  # accusations already investigated
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def schedule_checks(self) -> None:
+    def wake_if_accused(self) -> None:
         """Schedule requests to the store about new accusations."""
         if self._new_accusations():
             self._news.set()
@@ -94,7 +94,7 @@ class AccusationCheck:
         view, number = self.context.view, self.context.view.number
         said = view.accusations.by_live_members(round=number, live=view.live)
         if len(view.live) <= ASKED_ABOUT_MOST:
-            said += view.accusations.against_unknown_member(round=number, live=view.live)
+            said += view.accusations.against_unnamed_member(round=number, live=view.live)
         return [one for one in ((number, one.accused, one.by) for one in said) if one not in self._asked]
 
     async def run(self) -> None:
@@ -125,10 +125,10 @@ class AccusationCheck:
         view, why = self.context.view, self._accusation_text(accused, by)
         named, at_most = (view.live & {accused}, math.inf) if accused != UNKNOWN else (view.live - {by}, self.gone_ttl)
         meant = [StuckMember(number, view.records[one].arrival, one, why) for one in sorted(named)]
-        found = await run_together(*(self._if_unrenewed(one, at_most=at_most) for one in meant))
+        found = await run_to_completion(*(self._none_if_renewed(one, at_most=at_most) for one in meant))
         return [one for one in found if one is not None]
 
-    async def _if_unrenewed(self, member: StuckMember, *, at_most: float) -> StuckMember | None:
+    async def _none_if_renewed(self, member: StuckMember, *, at_most: float) -> StuckMember | None:
         """Return the member if its lease is not being renewed, and at most `at_most` seconds of it remain."""
         record = await self.context.store.get(self.context.keys.node(member.node_id))
         if record is None or record.lease is None:

@@ -34,23 +34,23 @@ from rdzv.core.decision import (
     Expel,
     Idle,
     WriteRoundProgress,
-    WriteStop,
+    WriteRoundStop,
     decide,
     wait_reason_text,
     with_problem,
 )
 from rdzv.core.history import History, HistoryWriter, pack_history
 from rdzv.core.ranks import member_with_most_steps
-from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_with_rank_of, pack_arrivals
+from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, pack_arrivals, rank_bucket_number
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
-from rdzv.core.view import CommitRejection, Picture, View
-from rdzv.node.coordinator.facts import AccusationCheck, gather_stop_answers, look_for_stalls
+from rdzv.core.view import CommitRejection, Picture, TermView
+from rdzv.node.coordinator.facts import AccusationCheck, gather_stop_answers, report_stalls
 from rdzv.node.coordinator.term_context import SharedStoreLease, TermContext
 from rdzv.node.run.run_settings import SettingsChangedError, adopt_changed_settings
 from rdzv.node.run.status import participant_of
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
 from store.messages import Event
-from store.net.tasks import cancel_and_wait, run_together
+from store.net.tasks import cancel_and_wait, run_to_completion
 from store.printable import make_logger, without_durations
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class CoordinatorTerm:
         self._follower = link.follower
         self._role = role
         rules, told = self._part.agreed.rules, self._store.tells_causes
-        self._view = View(self._keys.nodes, needed=rules.needed, expected=rules.expected, tells_causes=told)
+        self._view = TermView(self._keys.nodes, needed=rules.needed, expected=rules.expected, tells_causes=told)
         self._context = TermContext(
             store=self._store, keys=self._keys, view=self._view, term=role.term, run_lease=run_lease
         )
@@ -105,7 +105,7 @@ class CoordinatorTerm:
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
         begin = self._context.spawn
         tasks = [
-            begin("look for stuck members", look_for_stalls, self._context, self._part.settings),
+            begin("look for stuck members", report_stalls, self._context, self._part.settings),
             begin("look into accusations", self._accusations.run),
             begin("watch the nodes", self._watch_nodes),
             begin("ask members for their steps", gather_stop_answers, self._context, self._asking),
@@ -139,7 +139,7 @@ class CoordinatorTerm:
             said_at = 0.0 if progress != head.progress or head.progress_found else progress.absent.said_at
             progress = progress.replace(absent=progress.absent.replace(said_at=0.0))
         if said_at:
-            self._set_time_of_day(said_at, at=progress_at)
+            self._adjust_time_of_day(said_at, at=progress_at)
         self._update_picture(told=progress, told_at=progress_at)
         # If the history cannot be read, begin an empty one, which the next write stores.
         remembered = (History.unpack_or_log(history.key, history.value) if history else None) or History()
@@ -154,7 +154,7 @@ class CoordinatorTerm:
             hour=self._role.time_of_day_now() if said_at else None,
         )
 
-    def _set_time_of_day(self, hour: float, *, at: float) -> None:
+    def _adjust_time_of_day(self, hour: float, *, at: float) -> None:
         """Set the run's time of day to `hour` at `at` on this node's clock. Send a large correction at once."""
         before, self._role.day_offset = self._role.day_offset, hour - at
         if abs(self._role.day_offset - before) > CLOCK_OFF_MOST:
@@ -180,7 +180,7 @@ class CoordinatorTerm:
         while True:
             head = self._follower.head
             self._update_picture(head=head)
-            self._accusations.schedule_checks()
+            self._accusations.wake_if_accused()
             if head.stop is not None or self._view.agreement.has_written:
                 self._asking.set()
             act = await self._next_act()
@@ -210,9 +210,9 @@ class CoordinatorTerm:
             case WriteRoundProgress():
                 return await self._write_progress(act)
             case CommitRound():
-                return await self._commit_if_there_is_room(act)
-            case WriteStop():
-                return await self._write_stop(act)
+                return await self._commit_or_free_space(act)
+            case WriteRoundStop():
+                return await self._write_stop_step(act)
             case Expel():
                 return await self._expel(act)
             case ApplyResize():
@@ -241,7 +241,7 @@ class CoordinatorTerm:
         deciding_now = partial(decide, self._picture, self._part.agreed.rules, now=self._store.time())
         if not callable(self._part.settings.rank_order):
             return deciding_now()
-        deciding = asyncio.create_task(self._part.loop.run_in_thread(deciding_now))
+        deciding = asyncio.create_task(self._part.loop.run_in_new_thread(deciding_now))
         try:
             done, _ = await asyncio.wait([deciding], timeout=ORDER_WITHIN)
             if done:
@@ -270,7 +270,7 @@ class CoordinatorTerm:
                     bans, last_call = self._follower.head.bans, self._part.agreed.rules.last_call
                     self._view.apply_node_event(fact, now=now, last_call_timeout=last_call, bans=bans)
                 else:
-                    self._view.apply_task_result(fact)
+                    self._view.apply_fact(fact)
             if self._context.failed is not None:
                 raise self._context.failed
             if self._view.synced and self._view.seen >= revision:
@@ -283,10 +283,10 @@ class CoordinatorTerm:
         if own is not None and own.round.number == self._view.number and own.over is not None and not own.dropped:
             self._view.note_own_departure(self._part.node_id, stopped=own.gate.is_at_stop)
 
-    async def _write_stop(self, act: WriteStop) -> int | None:
+    async def _write_stop_step(self, act: WriteRoundStop) -> int | None:
         keys, stop = self._keys, act.stop
         unchanged = self._context.round_condition, when.mod_revision(keys.stop) == act.over
-        revision = await self._context.write(self._context.make_put(keys.stop, stop.pack()), also=unchanged)
+        revision = await self._context.write(self._context.make_leased_put(keys.stop, stop.pack()), also=unchanged)
         if revision is None:
             return None
         self._view.agreement.note_written(stop.replace(revision=revision))
@@ -309,7 +309,7 @@ class CoordinatorTerm:
             unbans=unbans.values(),
         )
         if history is not None:
-            writes.append(self._context.make_put(self._keys.history, pack_history(history)))
+            writes.append(self._context.make_leased_put(self._keys.history, pack_history(history)))
         if await self._context.write(*writes, also=(self._context.round_condition,)) is None:
             raise ConditionFailed("the run was forgotten under way: its round's record is gone")
         if history is not None:
@@ -320,7 +320,7 @@ class CoordinatorTerm:
 
     def _progress_put(self, progress: Progress, *, hour: float | None = None) -> Put:
         said = progress.replace(absent=progress.absent.replace(said_at=hour or self._role.time_of_day_now()))
-        return self._context.make_put(self._keys.progress, said.pack())
+        return self._context.make_leased_put(self._keys.progress, said.pack())
 
     def _log_commit_error(self, error: BaseException | None) -> None:
         said = None if error is None else repr(error)
@@ -333,7 +333,7 @@ class CoordinatorTerm:
             self._said = reason
             log.info("run %s: %s", self._keys.run_id, reason)
 
-    async def _commit_if_there_is_room(self, decision: CommitRound) -> int | None:
+    async def _commit_or_free_space(self, decision: CommitRound) -> int | None:
         """Commit a round. If the store is full, delete the last round's shared keys; the second time, report it."""
         no_more_room = self._view.round is self._made_room_of
         try:
@@ -392,10 +392,10 @@ class CoordinatorTerm:
             lost_store=lost.host if (lost := self._follower.head.lost_store) is not None else "",
         )
         commit: list[Put | Delete] = [
-            context.make_put(keys.round, round.pack()),
-            context.make_put(keys.history, pack_history(history)),
+            context.make_leased_put(keys.round, round.pack()),
+            context.make_leased_put(keys.history, pack_history(history)),
         ]
-        progress = decision.progress.after_commit(decision.number, size=len(members))
+        progress = decision.progress.for_round_commit(decision.number, size=len(members))
         if progress is not None:
             commit.append(self._progress_put(progress, hour=hour))
         ranks = _rank_puts(context, round, members, decision.members)
@@ -413,7 +413,7 @@ class CoordinatorTerm:
             commit.append(Delete(keys.marker))
         # During the commit, delete the last round's shared keys, so that a full store has room for the new round's.
         committing = self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),))
-        result, _ = await run_together(committing, self._delete_shared_keys())
+        result, _ = await run_to_completion(committing, self._delete_shared_keys())
         if not result.succeeded:
             text = "run %s: the commit of round %d was refused: something has just changed"
             log.info(text, keys.run_id, round.number)
@@ -423,7 +423,7 @@ class CoordinatorTerm:
             if adopt_changed_settings(result, self._part.agreed):
                 self._view.set_min_nodes(needed=self._part.agreed.rules.needed, now=self._store.time())
             return None
-        self._set_time_of_day(hour, at=now)
+        self._adjust_time_of_day(hour, at=now)
         committed = round.replace(revision=result.revision)
         rank_0 = f"rank 0 is {members[0].node_id} at {round.host}:{round.port}"
         log.info("run %s: round %d is complete with %d nodes, %s", keys.run_id, round.number, round.size, rank_0)
@@ -492,13 +492,13 @@ def _rank_puts(context: TermContext, round: Round, members: list[Member], record
     keys, number, term = context.keys, round.number, round.term
     by_bucket: list[list[Member]] = [[] for _ in range(round.buckets)]
     for member in members:
-        by_bucket[bucket_with_rank_of(member.node_id, round.buckets)].append(member)
+        by_bucket[rank_bucket_number(member.node_id, round.buckets)].append(member)
     roster = [participant_of(record, rank) for rank, record in enumerate(records)]
     writes = []
     for index, bucket in enumerate(by_bucket):
         in_order = roster[index * BUCKET_SIZE : (index + 1) * BUCKET_SIZE]
-        writes.append(context.make_put(keys.ranks(number, term, index), Member.pack_all(bucket)))
-        writes.append(context.make_put(keys.roster(number, term, index), Participant.pack_all(in_order)))
+        writes.append(context.make_leased_put(keys.ranks(number, term, index), Member.pack_all(bucket)))
+        writes.append(context.make_leased_put(keys.roster(number, term, index), Participant.pack_all(in_order)))
     return writes
 
 

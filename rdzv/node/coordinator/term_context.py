@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from rdzv.core.keys import Keys
     from rdzv.core.round import Round
-    from rdzv.core.view import Standstill, StopAnswer, StuckMember, View
+    from rdzv.core.view import StandstillReport, StopAnswer, StuckMember, TermView
     from store import Condition, Event, Store
     from store.messages import Operation
 
-    Fact = Event | StuckMember | Standstill | StopAnswer
+    Fact = Event | StuckMember | StandstillReport | StopAnswer
 
 SHARED_RENEWALS_PER_TTL = 4
 GIVE_BACK_WITHIN = 2.0  # seconds that a term's end waits for the store to revoke an unused lease
@@ -34,7 +34,7 @@ class TermContext:
 
     store: Store
     keys: Keys
-    view: View  # the run's state, from which the coordinator decides
+    view: TermView  # the run's state, from which the coordinator decides
     term: int  # the revision that created the coordinator's key
     run_lease: Lease
     wakeup: Wakeup = field(default_factory=Wakeup)  # wakes the deciding task
@@ -52,7 +52,7 @@ class TermContext:
         round = self.view.round
         return when.mod_revision(self.keys.round) == (0 if round is None else round.revision)
 
-    def make_put(self, key: str, value: bytes) -> Put:
+    def make_leased_put(self, key: str, value: bytes) -> Put:
         """Return a write of a key on the run's own lease."""
         return Put(key, value, lease=self.run_lease.id)
 

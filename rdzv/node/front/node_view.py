@@ -110,7 +110,7 @@ class NodeView(NotPicklable):
         return self.own_node.is_draining
 
     @property
-    def closed(self) -> Closed | None:
+    def run_closing(self) -> Closed | None:
         """The closing of the run, if the node knows of it."""
         return self.own_node.head.closed
 

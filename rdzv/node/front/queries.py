@@ -58,13 +58,13 @@ class Changes:
                     raise RendezvousStateError("changes are read in `async with handler.changes() as changes:`")
                 if self._over:
                     raise StopAsyncIteration
-                change = self._next_change()
+                change = self._find_new_change()
                 if change is not None:
                     return change
                 self._node.check_usable()
                 await wakeup.sleep_until(None)
 
-    def _next_change(self) -> Change | None:
+    def _find_new_change(self) -> Change | None:
         """Return a change that was not yet returned in this round, or None."""
         of = self._node.membership
         if of is not self._of:

@@ -98,7 +98,7 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
         return 0
     if membership.over is not None or has_lost_store:
         return int((membership.dropped or has_lost_store) and on_loss)
-    head, progress = membership.head, membership.progress
+    head, progress = membership.head, membership.coordinator_report
     announced = int(head.moves or round_exceeds_max_nodes(membership.round, head.resized))
     if progress is None:
         return announced
@@ -223,7 +223,7 @@ async def change_counts(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     key = node.keys.tally
     link = await node.get_session()
 
-    async def write_counts(store: Store) -> bytes:
+    async def update_counts(store: Store) -> bytes:
         await node.carry_over_run(link)  # if a store was lost, write its counters to the new store
         round = node.head.round
         # The counters end with the round's lease.
@@ -239,7 +239,7 @@ async def change_counts(node: Node, change: Callable[[bytes], bytes]) -> bytes:
             if (await store.transact(when=[when.mod_revision(key) == at], then=writes)).succeeded:
                 return after
 
-    return await node.call_store(write_counts)
+    return await node.call_store(update_counts)
 
 
 async def is_closed(node: Node) -> bool:
@@ -282,7 +282,7 @@ async def _close_run(node: Node, reason: str, **verdict: Any) -> None:
         with anyio.fail_after(node.settings.close_timeout):
             link = await node.get_session()
             closed = await _make_run(node, link.store).set_closed(reason, lease=await link.run_lease(), **verdict)
-            link.follower.note_closing(closed)  # let the caller see the closing before the watch delivers it
+            link.follower.note_run_closed(closed)  # let the caller see the closing before the watch delivers it
     except (StoreError, TimeoutError) as error:
         raise node.translate_store_error(error) from error
 
@@ -291,7 +291,7 @@ def _make_run(node: Node, store: Store) -> Run:
     return Run(store, node.keys, by=node.node_id, keep=node.settings.closed_ttl, head=lambda: node.head)
 
 
-def verb_from_run(
+def run_method_as_verb(
     call: Callable[Concatenate[Run, P], Coroutine[Any, Any, T]], *, is_shielded_verb: bool = False
 ) -> Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]:
     """Make a verb of a method of `Run`."""
@@ -303,14 +303,14 @@ def verb_from_run(
     return shielded(call_run_method) if is_shielded_verb else call_run_method
 
 
-resize = verb_from_run(Run.resize, is_shielded_verb=True)
-ban = verb_from_run(Run.ban, is_shielded_verb=True)
-unban = verb_from_run(Run.unban, is_shielded_verb=True)
-answer_operator = verb_from_run(Run.answer_operator, is_shielded_verb=True)
-status = verb_from_run(Run.status)
-account = verb_from_run(Run.account)
-history = verb_from_run(Run.history)
-ping = verb_from_run(Run.ping)
+resize = run_method_as_verb(Run.resize, is_shielded_verb=True)
+ban = run_method_as_verb(Run.ban, is_shielded_verb=True)
+unban = run_method_as_verb(Run.unban, is_shielded_verb=True)
+answer_operator = run_method_as_verb(Run.answer_operator, is_shielded_verb=True)
+status = run_method_as_verb(Run.status)
+status_and_cost = run_method_as_verb(Run.status_and_cost)
+history = run_method_as_verb(Run.history)
+ping = run_method_as_verb(Run.ping)
 
 
 @shielded
@@ -323,10 +323,10 @@ async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id:
     Raises:
         RendezvousStateError: No such node is in the run, or the run is moving to the next store.
     """
-    await verb_from_run(Run.drain)(node, node.node_id if node_id is None else node_id, within, reason)
+    await run_method_as_verb(Run.drain)(node, node.node_id if node_id is None else node_id, within, reason)
 
 
 async def restore(node: Node, key: str) -> bytes | None:
     """Return the data that a member last kept as `key`, or None."""
     checked_text("key", key)
-    return await verb_from_run(Run.restore)(node, key)
+    return await run_method_as_verb(Run.read_kept)(node, key)

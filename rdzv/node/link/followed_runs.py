@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.core.keys import Keys
 from rdzv.core.live.changes import report_for_page, summary_of, without_jitter
-from rdzv.core.report import account, status_as_of, status_json
+from rdzv.core.report import run_cost, status_as_of, status_json
 from rdzv.listeners import Listeners
 from rdzv.node.link.head_watcher import HeadWatcher
-from rdzv.node.run.status import read_run, read_run_time, read_steps_and_waits, wait_reason_of
+from rdzv.node.run.status import read_run, read_run_time, read_steps_and_waits, run_wait_reason
 from store import StoreError
 from store.net.tasks import cancel_and_wait
 
@@ -103,17 +103,17 @@ class FollowedRun:
         assert self._read is not None, "it was refreshed"
         (status, history), now = self._read, self._store.time()
         later = status_as_of(status, now - self._read_at, reason="")
-        return replace(later, reason=wait_reason_of(self._follower.head, later, now=now)), history
+        return replace(later, reason=run_wait_reason(self._follower.head, later, now=now)), history
 
-    def time_of_day(self) -> float:
+    def unix_time(self) -> float:
         """Return the run's present Unix time, by its coordinator's clock."""
         assert self._read is not None, "it was refreshed"
         return self._read[0].now + self._store.time() - self._read_at
 
-    def account(self) -> Account:
+    def run_cost(self) -> Account:
         """Return how the run has spent its time, and its losses, until now or its closing."""
         status, history = self.current_status()
-        return account(self._keys.run_id, history, now=status.now, waited=status.waited)
+        return run_cost(self._keys.run_id, history, now=status.now, waited=status.waited)
 
     def current_report(self) -> dict[str, Any]:
         """Return the run's report, whose ages are those of the last reading of the run."""
@@ -121,19 +121,19 @@ class FollowedRun:
             self._report, self._reported = status_json(self.current_status()[0]), self._version
         return self._report
 
-    def page_state(self) -> dict[str, Any]:
+    def web_page_state(self) -> dict[str, Any]:
         """Return what a page shows: cost, count of events, report without ages; the same object until a new reading."""
         if self._streamed != self._version:
             assert self._read is not None, "it was refreshed"
             history = self._read[1]
             happened = history.past.rounds + sum(1 + len(one.incidents) for one in history.chapters)
-            told = report_for_page(self.current_report()) | {"happened": happened, "cost": self.account().as_json()}
+            told = report_for_page(self.current_report()) | {"happened": happened, "cost": self.run_cost().as_json()}
             self._stream, self._streamed = without_jitter(self._stream, told), self._version
         return self._stream
 
     def summary(self) -> dict[str, Any]:
         """Return this run's values for the metrics."""
-        return summary_of(self.current_report(), self.account(), self.current_status()[1].chapters, self.time_of_day())
+        return summary_of(self.current_report(), self.run_cost(), self.current_status()[1].chapters, self.unix_time())
 
 
 class FollowedRuns:
@@ -161,9 +161,9 @@ class FollowedRuns:
         await self._runs[run_id].refresh()
         return self._runs[run_id]
 
-    def time_of_day(self, run_id: str) -> float:
+    def unix_time(self, run_id: str) -> float:
         """Return a run's time of day, or this machine's if the run is not followed."""
-        return self._runs[run_id].time_of_day() if run_id in self._runs else time.time()
+        return self._runs[run_id].unix_time() if run_id in self._runs else time.time()
 
     async def summary_of(self, run_id: str) -> dict[str, Any]:
         """Return an ended run's values for the metrics, without following the run."""

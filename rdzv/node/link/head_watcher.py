@@ -14,7 +14,6 @@ from rdzv.core.round import Round
 from rdzv.core.state import (
     AnnouncedDrain,
     Ban,
-    BanEnd,
     Closed,
     CurrentCoordinator,
     Head,
@@ -22,9 +21,10 @@ from rdzv.core.state import (
     LostStore,
     NodeWithStore,
     Progress,
+    Unban,
     ban_names_of,
 )
-from rdzv.core.stopping import Drain, Resized, Stop
+from rdzv.core.stopping import Drain, Resized, RoundStop
 from rdzv.core.stored import log_unreadable
 from rdzv.errors import RendezvousStateError
 from rdzv.listeners import Listeners
@@ -70,7 +70,7 @@ class HeadWatcher:
         self.seen: int = 0  # the revision of the watch's last event
         self._anew: Head | None = None  # the incomplete head while a reset watch delivers its snapshot
 
-    def watch_bans_of(self, attributes: Mapping[str, str]) -> None:
+    def watch_attribute_bans(self, attributes: Mapping[str, str]) -> None:
         """Notice bans of these attributes, too."""
         self._own_ban_keys = frozenset(self._keys.bans + name for name in ban_names_of(self._node_id, attributes))
 
@@ -121,7 +121,7 @@ class HeadWatcher:
             self.head = replace(self.head, coordinator=coordinator)
             self.notify_listeners()
 
-    def note_closing(self, closed: Closed) -> None:
+    def note_run_closed(self, closed: Closed) -> None:
         """Record the run's closing before the watch delivers it."""
         if self.head.closed is None:
             self.head = replace(self.head, closed=closed, closed_over=self.head.progress)
@@ -150,9 +150,9 @@ class HeadWatcher:
             if event.kind == "put":
                 self._set_later_round(Round.unpack(event.value, revision=event.revision))
         elif self._anew is None:
-            self.head = replace(self.head, **self._changed_fields(self.head, event))
+            self.head = replace(self.head, **self._fields_after_event(self.head, event))
         else:
-            self._anew = replace(self._anew, **self._changed_fields(self._anew, event))
+            self._anew = replace(self._anew, **self._fields_after_event(self._anew, event))
 
     def _set_later_round(self, round: Round) -> bool:
         later = self.head.round is None or self.head.round.revision < round.revision
@@ -163,7 +163,7 @@ class HeadWatcher:
                 self._anew = replace(self._anew, round=round)
         return later
 
-    def _changed_fields(self, head: Head, event: Event) -> dict[str, Any]:
+    def _fields_after_event(self, head: Head, event: Event) -> dict[str, Any]:
         keys, key, value, put = self._keys, event.key, event.value, event.kind == "put"
         now, revision = self._store.time(), event.revision
 
@@ -197,7 +197,7 @@ class HeadWatcher:
             first = {"moves_over": progress} if head.moves and head.moves_over is None else {}
             return {"progress": progress, "progress_at": now, "progress_found": found, **first}
         if key == keys.stop:
-            return {"stop": Stop.unpack(value, revision=revision) if put else None}
+            return {"stop": RoundStop.unpack(value, revision=revision) if put else None}
         if key == keys.lost_store:
             return {
                 "lost_store": LostStore.unpack(value) if put else None,
@@ -222,7 +222,7 @@ class HeadWatcher:
                 self.own_ban = revision, Ban.unpack(value)
             return map_with_change("bans", keys.bans, lambda: Ban.unpack(value, seen_at=now))
         if key.startswith(keys.unbans):
-            return map_with_change("unbans", keys.unbans, lambda: BanEnd.unpack(value, revision=revision))
+            return map_with_change("unbans", keys.unbans, lambda: Unban.unpack(value, revision=revision))
         if key.startswith(keys.questions):
             return map_with_change("questions", keys.questions, lambda: OperatorQuestion.unpack(value))
         return {}

@@ -58,7 +58,7 @@ class NodeLoop:
         with contextlib.suppress(RendezvousStateError):
             self.spawn(run_call())
 
-    async def run_in_thread(self, work: Callable[[], T]) -> T:
+    async def run_in_new_thread(self, work: Callable[[], T]) -> T:
         """Run user code in this thread; `NodeThread` uses another thread, so that user code delays no lease renewal."""
         return work()
 
@@ -92,7 +92,7 @@ class NodeThread(NodeLoop):
             work.close()
             raise RendezvousStateError(f"the node thread has ended: {error}") from None
 
-    async def run_in_thread(self, work: Callable[[], T]) -> T:
+    async def run_in_new_thread(self, work: Callable[[], T]) -> T:
         """Run user code in a new thread."""
         return await in_thread(work)
 

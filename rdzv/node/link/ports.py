@@ -7,8 +7,8 @@ import logging
 import socket
 
 from rdzv.errors import RendezvousConnectionError
-from store.net.dialing import shortage_here
-from store.net.sockets import close_in_children, drop_sockets, port_shortage
+from store.net.dialing import shortage_text
+from store.net.sockets import close_in_children, forget_sockets, port_shortage_text
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class HeldPort:
             self._socket = next(filter(None, map(_bind_to_port, self._ports)), None)
             if self._socket is None:
                 if not self._ports[0]:
-                    why = port_shortage() or "no socket can be bound"
+                    why = port_shortage_text() or "no socket can be bound"
                     raise NoFreePortError(f"this node cannot promise a port for rank 0: {why}")
                 log.warning(
                     "each port of master_port=%d-%d is in use on this machine; if this node becomes rank 0, "
@@ -48,7 +48,7 @@ class HeldPort:
         """Free the port for rank 0's server."""
         held, self._socket = self._socket, None
         if held is not None:
-            drop_sockets(self)
+            forget_sockets(self)
             held.close()
 
 
@@ -58,7 +58,7 @@ def _bind_to_port(port: int) -> socket.socket | None:
         try:
             sock = socket.socket(family)
         except OSError as error:
-            if lack := shortage_here(error):
+            if lack := shortage_text(error):
                 raise NoFreePortError(f"this node cannot promise a port for rank 0: {lack}") from error
             continue  # the system lacks this address family
         try:

@@ -78,7 +78,7 @@ class Arrival(Generic[L]):
         """The revision of the stored record; 0 without one."""
         return self.record.arrival if self.record is not None else 0
 
-    def is_current(self, revision: int) -> bool:
+    def is_recorded(self, revision: int) -> bool:
         """Return True if the record of this revision is stored, as far as the node knows."""
         return self.record is not None and self.record.arrival == revision and self.state is not ArrivalState.WITHDRAWN
 

@@ -22,11 +22,11 @@ from rdzv.node.link.role import CoordinatorLease
 from rdzv.node.link.stopwatch import Stopwatch
 from rdzv.node.link.store_session import SAY_AWAY_AFTER, StoreEndingError
 from rdzv.node.link.wakeup import Wakeup
-from rdzv.node.run.lease import create_run_lease_key, lease_from_entry, refused_lease, run_grant
+from rdzv.node.run.lease import create_run_lease_key, lease_error, lease_from_entry, run_grant
 from rdzv.node.run.run_settings import agree_on_settings
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renew_if_old
-from store.net.callers import is_store_served_here
+from store.net.callers import process_serves_store
 from store.net.process import host_name, loopback_id
 from store.net.tasks import cancel_and_wait
 from store.printable import make_logger
@@ -74,7 +74,7 @@ class ArrivalWriter:
             try:
                 result, sent_at = await self._send_record(record, lease, role, run, expected=expected)
             except LeaseNotFound:
-                part.remember_lapsed_round()
+                part.note_lapse_in_round()
                 part.arrival.on_lease_lost()  # handle the expiry now, as `lease` reports it only later
                 link.known_run_lease = None
                 expected = 0
@@ -85,10 +85,10 @@ class ArrivalWriter:
                     await role.lease.release(within=RELEASE_WITHIN if in_time else RELEASE_SOON)
                 if isinstance(error, LimitExceeded):
                     part.arrival.on_write_refused()
-                    raise refused_lease(error, ttl=lease.ttl, closed_ttl=part.settings.closed_ttl) from error
+                    raise lease_error(error, ttl=lease.ttl, closed_ttl=part.settings.closed_ttl) from error
                 raise
             if not result.succeeded:
-                expected = await self._wait_after_refusal(me, result, is_newcomer=not expected)
+                expected = await self._wait_out_refusal(me, result, is_newcomer=not expected)
                 continue
             link.has_arrived = True
             if not lease.kept:
@@ -105,7 +105,7 @@ class ArrivalWriter:
             if role is not None:
                 await role.lease.release()
 
-    def _warn_unanswered(self) -> None:
+    def _warn_store_silent(self) -> None:
         part, link = self._part, self._link
         if link.store.connected and not part.arrival.revision:  # the session warns in other cases
             text = "run %s: the store has not answered for %.0f s; node %s waits for it to take its arrival"
@@ -144,7 +144,7 @@ class ArrivalWriter:
         if part.settings.endpoint.has_successors and link.hosts_store():
             last = 0 if part.membership is None else part.membership.round.revision
             of_run = run or link.known_run_lease  # prefer the run's lease, on which the key outlives this node
-            ends = keys.hosted if is_store_served_here(link.store.store_id) else keys.parents
+            ends = keys.hosted if process_serves_store(link.store.store_id) else keys.parents
             writes.append(Put(ends + part.node_id, b"%d" % last, lease=of_run.id if of_run else lease.id))
         if role is not None:
             writes.append(Create(keys.coordinator, part.node_id.encode(), lease=role.lease.id))
@@ -158,7 +158,7 @@ class ArrivalWriter:
         sent_at = link.store.time()
         if role is not None:
             role.sent_at = sent_at
-        saying = asyncio.get_running_loop().call_later(SAY_AWAY_AFTER, self._warn_unanswered)
+        saying = asyncio.get_running_loop().call_later(SAY_AWAY_AFTER, self._warn_store_silent)
         with Stopwatch(link.store.time) as stopwatch, contextlib.ExitStack() as stack:
             stack.callback(saying.cancel)
             result = await link.store.transact(
@@ -181,7 +181,7 @@ class ArrivalWriter:
         role.term = result.revision
         return True
 
-    async def _wait_after_refusal(self, me: Joiner, result: TransactionResult, *, is_newcomer: bool) -> int:
+    async def _wait_out_refusal(self, me: Joiner, result: TransactionResult, *, is_newcomer: bool) -> int:
         """Wait until the cause of a refused write is gone; return the revision that the next attempt replaces."""
         part, link = self._part, self._link
         part.arrival.on_write_refused()
@@ -249,7 +249,7 @@ async def new_record(part: NodeState, link: StoreSession) -> NodeRecord:
         if link.store.failure is not None:
             raise link.store.failure
         address = store.observed_address or host_name()
-        ends = store.end_addresses
+        ends = store.socket_addresses
         if ends is not None:
             address, sends_from, store_at = addresses_for_record(address, *ends)
             server, machine = store.server, loopback_id()
@@ -269,16 +269,16 @@ async def new_record(part: NodeState, link: StoreSession) -> NodeRecord:
         server=server,
         machine=machine,
         lapsed_in=part.lapsed_in,
-        progress=part.progress,
+        progress=part.finished_step,
         checks=bool(settings.bootstrap_check),
         unreached=part.unreached,
         cut_off=part.cut_off,
         gave_up=part.given_up[:GIVEN_UP_MOST],
-        lost_rank_of=lost_rank_of(part),
+        lost_rank_of=rank_in_lost_store(part),
     )
 
 
-def lost_rank_of(part: NodeState) -> tuple[int, int] | None:
+def rank_in_lost_store(part: NodeState) -> tuple[int, int] | None:
     """If this node was in the lost store's last round, return that round's revision and this node's rank."""
     known, last = part.known, part.membership
     if not part.settings.endpoint.has_successors or known is None or last is None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.bootstrap_check import WITHIN, ReachVerdict, check_reachability, is_host_reachable, judge_reach
+from rdzv.bootstrap_check import WITHIN, ReachVerdict, check_rank0_reach, is_host_reachable, judge_reach
 from rdzv.core.absent import node_label
-from rdzv.core.decision import ClosedAnswer, JoinClock, Joiner, KeepWaiting, act_of_joiner
+from rdzv.core.decision import EndJoining, JoinClock, Joiner, JoinerWaits, act_of_joiner
 from rdzv.core.round import Participant, Round
 from rdzv.core.state import find_ban
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership
     from rdzv.node.link.role import CoordinatorLease
     from rdzv.node.link.store_session import StoreSession
-    from rdzv.node.member.leaving import Withdrawal
+    from rdzv.node.member.leaving import RecordRemover
     from rdzv.node.member.node_state import NodeState
 
 log: Final = make_logger(__name__)
@@ -61,7 +61,7 @@ class JoinAttempt:
     """One call of `next_rendezvous` over one connection to a store: makes a node a member of the next round."""
 
     part: NodeState
-    leaving: Withdrawal
+    leaving: RecordRemover
     link: StoreSession
     clock: JoinClock
     start_candidacy: Callable[[StoreSession, NodeState, CoordinatorLease | None], None] = field(kw_only=True)
@@ -121,7 +121,7 @@ class JoinAttempt:
             raise part.drained_error(leaving)
         while True:
             try:
-                if not part.arrival.is_current(self._me.arrival):
+                if not part.arrival.is_recorded(self._me.arrival):
                     await self._write_arrival()
                 membership = await self._wait_for_round()
                 if membership is not None:
@@ -200,22 +200,22 @@ class JoinAttempt:
                 if error is not None:
                     raise error
                 me = self._me
-                if not part.arrival.is_current(me.arrival):
+                if not part.arrival.is_recorded(me.arrival):
                     return None
                 now = link.store.time()
                 match act_of_joiner(me, follower.head, now=now):
                     case Round() as round:
                         rank = round.rank_of(me.arrival) if round.arrivals else await self._read_rank(round)
-                        if not part.arrival.is_current(me.arrival):
+                        if not part.arrival.is_recorded(me.arrival):
                             # the node lost its lease during the read, and with it its place in that round
                             continue
                         if rank is not None:
                             return part.become_member(round, rank, me, link, time=loop.time)
                         self._me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
                         part.known_round = max(part.known_round, round.number)
-                    case ClosedAnswer(closed=closed, spare=spare):
+                    case EndJoining(closed=closed, spare=spare):
                         raise part.closed_error(closed, spare=spare)
-                    case KeepWaiting(reason=reason, suspended=suspended, until=until):
+                    case JoinerWaits(reason=reason, suspended=suspended, until=until):
                         ban = find_ban(follower.head.bans, part.node_id, part.settings.attributes)
                         if ban is not None:
                             raise part.banned_error(ban)
@@ -253,7 +253,7 @@ class JoinAttempt:
 
     def _wait_reason(self, now: float) -> str | None:
         answer = act_of_joiner(self._me, self.link.follower.head, now=now)
-        return answer.reason + self.link.describe_slowness() if isinstance(answer, KeepWaiting) else None
+        return answer.reason + self.link.describe_slowness() if isinstance(answer, JoinerWaits) else None
 
     async def _read_rank(self, round: Round) -> int | None:
         part, arrival = self.part, self._me.arrival
@@ -287,7 +287,7 @@ class JoinAttempt:
         """Check that all members reach rank 0. If not, rank 0 publishes a verdict, for which other members wait."""
         part, link, round, rank = self.part, self.link, membership.round, membership.rank
 
-        async def read_names(ranks: Collection[int]) -> list[str]:
+        async def read_member_names(ranks: Collection[int]) -> list[str]:
             found: dict[int, str] = {}
             with anyio.move_on_after(NAMES_WITHIN), contextlib.suppress(StoreError):
                 for entry in await link.store.list(part.keys.roster(round.number, round.term)):
@@ -318,7 +318,7 @@ class JoinAttempt:
             trying.start_soon(count_reach_seconds)
             if rank:
                 trying.start_soon(wait_for_rank0_verdict)
-            problem, missing = await check_reachability(round, rank, read_names)
+            problem, missing = await check_rank0_reach(round, rank, read_member_names)
             trying.cancel_scope.cancel()
         if not problem:
             return None

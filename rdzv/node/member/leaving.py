@@ -16,7 +16,7 @@ from rdzv.core.state import NAMED_MOST
 from rdzv.node.link.wakeup import Wakeup
 from store import Entry, Get, Put, StoreError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN
-from store.net.callers import is_store_served_here
+from store.net.callers import process_serves_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,13 +36,13 @@ async def announce_store_move(part: NodeState, link: StoreSession, *, after: flo
     if not (part.settings.endpoint.has_successors and link.hosts_store()) or link.follower.head.moves:
         return
     ttl, membership = after + part.settings.close_timeout, part.membership
-    if membership is not None and not is_store_served_here(link.store.store_id):
+    if membership is not None and not process_serves_store(link.store.store_id):
         # This node leaves with the store's process: record that the next store need not wait for this node.
         await link.store.put(part.keys.hosted + part.node_id, b"%d" % membership.round.revision, ttl=ttl)
     await link.store.put(part.keys.moving, b"", ttl=ttl)
 
 
-class Withdrawal:
+class RecordRemover:
     """Withdraws a node's record from the store."""
 
     def __init__(self, part: NodeState) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.core.stopping import BegunStep
+from rdzv.core.stopping import LastBegun
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.member.arrival import ArrivalState
 from rdzv.node.member.leaving import announce_store_move
@@ -34,7 +34,7 @@ class MembershipWatcher:
         self._part = part
         self._link = link
         self._follower = link.follower
-        self._follower.watch_bans_of(part.settings.attributes)
+        self._follower.watch_attribute_bans(part.settings.attributes)
         self._resets, self._banned_at = self._follower.resets, 0
         self._seen = self._ban_and_resets
         self._answered: Membership | None = None  # the membership in which it last told the coordinator its step
@@ -89,7 +89,7 @@ class MembershipWatcher:
         if stop is None or stop.decided or stop.round != membership.round.number or not membership.round.in_steps:
             return
         if self._answered is not membership and lease is not None:
-            begun = BegunStep(round=membership.round.number, step=membership.gate.close_gate())
+            begun = LastBegun(round=membership.round.number, step=membership.gate.close_gate())
             # If the node's record has changed, the node has left this round, so the store rejects its answer.
             await link.store.transact(
                 when=membership.fence(part.keys),
@@ -113,7 +113,7 @@ class MembershipWatcher:
         if (
             await self._delete_record(link, record)
             and membership.over is None
-            and part.arrival.is_current(record.arrival)
+            and part.arrival.is_recorded(record.arrival)
         ):
             reason = f": {leaving.reason}" if leaving.reason else ""
             part.note_removal(link, f"it was to leave, and its time is over{reason}")
@@ -143,7 +143,7 @@ class MembershipWatcher:
         if record is None or part.arrival.state not in (ArrivalState.STANDING, ArrivalState.TAKEN_IN):
             return
         entry = await link.store.get(part.keys.node(part.node_id))
-        if not part.arrival.is_current(record.arrival) or (entry is not None and entry.mod_revision == record.arrival):
+        if not part.arrival.is_recorded(record.arrival) or (entry is not None and entry.mod_revision == record.arrival):
             return
         part.arrival.on_removed()
         part.end_membership("its record was deleted; it may have been banned for a while", dropped=True)

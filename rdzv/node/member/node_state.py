@@ -74,7 +74,7 @@ class NodeState:
     lapses: int = 0  # how many leases the node lost while waiting for its next round
     lapsed_in: int = -1  # see `NodeRecord`
     refusal: RendezvousError | None = None  # the error that ends this node's wait for a round
-    progress: int | None = None  # the last step that the node finished; None if it counts none
+    finished_step: int | None = None  # the last step that the node finished; None if it counts none
     known: LastKnownRun | None = None  # the node's knowledge of the last lost store; None if none was lost
     own_beats: StepReporter = field(init=False)
     on_keep_alive: Callable[[], object] = int
@@ -156,7 +156,7 @@ class NodeState:
             return RendezvousGracefulExitError(f"{message}; node {self.node_id} was a spare and is not needed any more")
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 
-    def set_settings_error(self, theirs: Mapping[str, object]) -> None:
+    def fail_on_new_settings(self, theirs: Mapping[str, object]) -> None:
         """End this node's wait with an error: the run now has settings `theirs`, which differ from this node's."""
         difference = describe_difference(self.settings.shared(), theirs)
         self.refusal = RendezvousSettingsError(f"run {self.keys.run_id} now has other settings: {difference}")
@@ -173,7 +173,7 @@ class NodeState:
     def keep_alive_note(self, away: bool) -> bytes:
         """Return the note for the next keep-alive; `away`: the node has just reconnected."""
         self.on_keep_alive()
-        return self.own_beats.note_to_send(self.membership, away=away)
+        return self.own_beats.keep_alive_note(self.membership, away=away)
 
     def become_member(
         self, round: Round, rank: int, me: Joiner, link: StoreSession, *, time: Callable[[], float]
@@ -189,7 +189,7 @@ class NodeState:
             arrival=me.arrival,
             node_id=self.node_id,
             store_id=link.store.store_id,
-            beats=StepLog(round.number, time, expected=self.progress is not None),
+            beats=StepLog(round.number, time, expected=self.finished_step is not None),
         )
         membership.beats.on_wait = partial(self.loop.call_soon, self.listeners.notify)
         self.known_round = max(self.known_round, round.number)
@@ -240,7 +240,7 @@ class NodeState:
             log.warning("%s was dropped: %s", who, membership.over)
         self.listeners.notify()
 
-    def remember_lapsed_round(self) -> None:
+    def note_lapse_in_round(self) -> None:
         """Remember the round in which this node's lease expired, for its next record."""
         if self.membership is not None and self.membership.over is None:
             self.lapsed_in = self.membership.round.number

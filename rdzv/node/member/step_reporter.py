@@ -36,14 +36,14 @@ class StepReporter:
         self._say_wait_after = SAY_WAIT_AFTER
         self._waits = False  # True if the last note reported a wait
 
-    def note_to_send(self, membership: Membership | None, *, away: bool) -> bytes:
+    def keep_alive_note(self, membership: Membership | None, *, away: bool) -> bytes:
         """Return the note for the next keep-alive."""
         if membership is None or membership.over is not None:
             return b""
         waited, _ = membership.beats.longest_store_wait or (0.0, "")
         was_waiting, self._waits = self._waits, waited >= WAITS_AFTER  # a note also reports a wait's end
         says = self._on and (membership.beats.counts or self._waits or was_waiting)
-        return membership.beats.note(away=away).pack() if says else b""
+        return membership.beats.current_note(away=away).pack() if says else b""
 
     def send(self) -> None:
         """Send a keep-alive with a note now."""

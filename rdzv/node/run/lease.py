@@ -22,7 +22,7 @@ async def get_or_grant_run_lease(store: Store, keys: Keys, closed_ttl: float) ->
         try:
             made = await store.transact(then=(create_run_lease_key(keys, grant),), grants=(grant,))
         except LimitExceeded as error:
-            raise refused_lease(error, closed_ttl=closed_ttl) from error
+            raise lease_error(error, closed_ttl=closed_ttl) from error
         lease = lease_from_entry(store, made.results[0]) or Lease(store, id=keys.derived_lease_id, ttl=grant.ttl)
     return lease
 
@@ -56,7 +56,7 @@ def is_store_full(error: Exception) -> bool:
     return isinstance(error, LimitExceeded) and (" would hold " in text or text.startswith("nothing was written"))
 
 
-def refused_lease(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:
+def lease_error(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:
     """Return the error for a refused lease. If its TTL was too long, the error names the setting to lower."""
     if not is_ttl_limit_error(error):
         return error  # the cause is not a setting, but a full store or disk

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import msgpack
 
-from rdzv.config.config_errors import refuse, shown
+from rdzv.config.config_errors import brief, refuse
 from rdzv.config.parameters import Parameter
 from rdzv.config.resizing import with_resize
 from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, DURATION_MAX, NAME, TEXT, duration
 from rdzv.core.questions import ANSWER_TTL, compress_answer
-from rdzv.core.report import account
+from rdzv.core.report import run_cost
 from rdzv.core.round import Round
-from rdzv.core.state import MOVES, WITH, Ban, BanEnd, Closed, Head, attribute_ban_name, pack_settings, unpack_settings
+from rdzv.core.state import MOVES, WITH, Ban, Closed, Head, Unban, attribute_ban_name, pack_settings, unpack_settings
 from rdzv.core.stopping import Drain, Resized
 from rdzv.core.stuck.accusing import UNKNOWN, WHY_MOST, Accusation
 from rdzv.errors import RendezvousClosedError, RendezvousStateError
 from rdzv.node.run.lease import get_or_grant_run_lease, is_ttl_limit_error
-from rdzv.node.run.status import drain_ttl, find_member, read_history, read_nodes, read_run, read_run_time, read_usage
+from rdzv.node.run.status import drain_ttl, find_member, read_history, read_nodes, read_run, read_run_time, usage_by_run
 from store import ConditionFailed, Delete, Entry, Get, LimitExceeded, Put, when
 from store.net.tasks import cancel_and_wait
 from store.printable import make_logger, short_names
@@ -165,7 +165,7 @@ class Run:
         """
         name, attribute = _parse_ban_target(node_id, where)
 
-        async def find_matching_nodes() -> dict[str, int]:
+        async def find_banned_nodes() -> dict[str, int]:
             if where is None:
                 there = await self.store.get(self.keys.node(node_id))
                 return {} if there is None else {node_id: there.mod_revision}
@@ -173,7 +173,7 @@ class Run:
             return {each.node_id: each.arrival for each in records if each.attributes.get(where[0]) == where[1]}
 
         ban = Ban(reason=reason, by=self.by, now=now, lasts=lasts, where=attribute)
-        return tuple(sorted(await self._write_ban(name, ban, find_matching_nodes)))
+        return tuple(sorted(await self._write_ban(name, ban, find_banned_nodes)))
 
     async def unban(self, node_id: str = "", reason: str = "", *, where: tuple[str, str] | None = None) -> bool:
         """Lift the ban of a node, or of an attribute and its value; the history gets the reason.
@@ -181,7 +181,7 @@ class Run:
         Return True if there was such a ban. If an attribute's ban is lifted, nodes banned by their id stay banned.
         """
         name, attribute = _parse_ban_target(node_id, where)
-        note = BanEnd(who=f"{WITH}{attribute}" if attribute else node_id, reason=reason, by=self.by).pack()
+        note = Unban(who=f"{WITH}{attribute}" if attribute else node_id, reason=reason, by=self.by).pack()
         while (ban := await self.store.get(self.keys.bans + name)) is not None:
             done = await self.store.transact(
                 when=(when.mod_revision(ban.key) == ban.mod_revision,),
@@ -243,7 +243,7 @@ class Run:
         if ban.lasts is None:
             return ban, await get_or_grant_run_lease(self.store, self.keys, self.keep)
         if not 0 < ban.lasts <= DURATION_MAX:  # false for NaN, too
-            refuse(f"a ban that lasts {shown(ban.lasts)} s: it must be more than 0 s, and at most {DURATION_MAX:.0f} s")
+            refuse(f"a ban that lasts {brief(ban.lasts)} s: it must be more than 0 s, and at most {DURATION_MAX:.0f} s")
         try:
             lease = await self.store.grant(ban.lasts)
         except LimitExceeded as error:
@@ -254,13 +254,13 @@ class Run:
 
     async def status(self) -> RunStatus:
         """Return the status."""
-        return (await self.account())[0]
+        return (await self.status_and_cost())[0]
 
-    async def account(self) -> tuple[RunStatus, History, Account]:
+    async def status_and_cost(self) -> tuple[RunStatus, History, Account]:
         """Return the status, the history, and the cost until now."""
         time_of_day = await self.time_of_day()
         status, history = await read_run(self.store, self.keys, self.head(), time_of_day=time_of_day)
-        return status, history, account(self.run_id, history, now=time_of_day, waited=status.waited)
+        return status, history, run_cost(self.run_id, history, now=time_of_day, waited=status.waited)
 
     async def time_of_day(self) -> float:
         """Return the run's present time of day, as Unix time; see `rdzv.core.history`."""
@@ -269,11 +269,11 @@ class Run:
     async def check_exists(self) -> None:
         """If the store has no key of this run, raise RendezvousStateError, with the ids of existing runs."""
         if not await self.store.count(self.keys.root):
-            runs = sorted(await read_usage(self.store, self.keys.prefix))
+            runs = sorted(await usage_by_run(self.store, self.keys.prefix))
             there = f"it has {short_names(runs, RUNS_NAMED_MOST)}" if runs else f"it has none under {self.keys.prefix}"
             raise RendezvousStateError(f"the store has no run {self.run_id}; {there}")
 
-    async def restore(self, key: str) -> bytes | None:
+    async def read_kept(self, key: str) -> bytes | None:
         """Return the data that a member last kept as `key`, or None."""
         entry = await self.store.get(self.keys.kept_item(key))
         return None if entry is None else entry.value
@@ -300,7 +300,7 @@ def _check_node_id(node_id: str) -> None:
     try:
         NAME.convert(node_id)
     except (TypeError, ValueError):
-        refuse(f"node_id={shown(node_id)} must be {NAME.limit}")
+        refuse(f"node_id={brief(node_id)} must be {NAME.limit}")
 
 
 def _parse_ban_target(node_id: str, where: Any) -> tuple[str, str]:
@@ -312,15 +312,15 @@ def _parse_ban_target(node_id: str, where: Any) -> tuple[str, str]:
         _check_node_id(node_id)
         return node_id, ""
     if not isinstance(where, tuple | list) or len(where) != 2:
-        refuse(f"where={shown(where)} must be an attribute and its value: ('rack', '17')")
+        refuse(f"where={brief(where)} must be an attribute and its value: ('rack', '17')")
     attribute, value = where
     try:
         name, value = TEXT.convert(attribute), TEXT.convert(value)
     except (TypeError, ValueError):
-        refuse(f"the attribute {shown(attribute)}={shown(value)} must be {TEXT.limit}, on both sides")
+        refuse(f"the attribute {brief(attribute)}={brief(value)} must be {TEXT.limit}, on both sides")
     if "=" in name:
-        refuse(f"the attribute {shown(attribute)} cannot be banned by: there is a '=' in its name")
+        refuse(f"the attribute {brief(attribute)} cannot be banned by: there is a '=' in its name")
     if len(msgpack.packb({name: value})) > ATTRIBUTES_BYTES_MAX:
-        refuse(f"the attribute {shown(attribute)}={shown(value)} has more than {ATTRIBUTES_BYTES_MAX} bytes")
+        refuse(f"the attribute {brief(attribute)}={brief(value)} has more than {ATTRIBUTES_BYTES_MAX} bytes")
     banned = f"{name}={value}"
     return attribute_ban_name(banned), banned

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv.config.config_errors import refuse, shown
+from rdzv.config.config_errors import brief, refuse
 from rdzv.config.endpoint import SCHEMES
 from rdzv.config.resizing import describe_size, differs_by_resize, unit_limits
 from rdzv.config.settings import describe_difference
@@ -95,8 +95,8 @@ async def refuse_nested_prefix(store: Store, prefix: str) -> None:
         return
     for entry in await store.get_many([f"{run}/settings" for run in above]):
         if entry is not None:
-            run = shown(entry.key.removesuffix("/settings"))
-            refuse(f"prefix={shown(prefix)} is among the keys of the run {run}; choose another")
+            run = brief(entry.key.removesuffix("/settings"))
+            refuse(f"prefix={brief(prefix)} is among the keys of the run {run}; choose another")
 
 
 class SettingsChangedError(Exception):

@@ -12,7 +12,7 @@ from rdzv.core.decision import wait_reason_text
 from rdzv.core.history import History, TimeOfDayNote, nodes_gone_before_round
 from rdzv.core.keys import Keys
 from rdzv.core.report import RunStatus, find_closing_incident
-from rdzv.core.round import Member, Participant, Round, bucket_with_rank_of
+from rdzv.core.round import Member, Participant, Round, rank_bucket_number
 from rdzv.core.state import Ban, Head, NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.stopping import Drain
 from rdzv.core.stored import log_unreadable
@@ -60,7 +60,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
     ]
     settings = await _read_settings(store, keys)
     accusations = [Accusation.unpack_or_log(entry.key, entry.value) for entry in await store.list(keys.accusations)]
-    elapsed = _progress_age(head, store.time(), time_of_day)
+    elapsed = _report_age(head, store.time(), time_of_day)
     absent = _age_absence_report(head, elapsed=elapsed)
     all_bans = await _read_bans(store, keys)
     bans = {name: ban for name, ban in all_bans.items() if not ban.where}
@@ -84,11 +84,11 @@ async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) 
         last_call_left=_last_call_seconds_left(head, elapsed) if _phase_of(head) is Phase.LAST_CALL else None,
         closing=head.closed,
         closed_at=closing.at if closing else None,
-        standstill=head.progress.standstill if head.progress and _unreported_round(head) is None else "",
+        standstill=head.progress.standstill if head.progress and _round_after_progress(head) is None else "",
         attributes=outside,
         last_members=tuple(roster.values()) if head.closed else (),
-        reason=_wait_reason(head, elapsed=elapsed, **counts),
-        waits_for=_wait_reason(head, elapsed=None, **counts),
+        reason=_run_wait_reason(head, elapsed=elapsed, **counts),
+        waits_for=_run_wait_reason(head, elapsed=None, **counts),
         members=tuple(sorted(members, key=lambda member: member.rank)),
         waiting=tuple(record.node_id for record in waiting),
         spares=tuple(spares),
@@ -279,7 +279,7 @@ async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
     return found
 
 
-async def read_usage(store: Store, prefix: str) -> dict[str, RunUsage]:
+async def usage_by_run(store: Store, prefix: str) -> dict[str, RunUsage]:
     """Return each run's size under a prefix, by the store's count, or by listing all keys."""
     root = f"{prefix}/"
     with contextlib.suppress(Unsupported):
@@ -316,7 +316,7 @@ async def read_round_members(store: Store, keys: Keys, round: Round) -> list[Par
 
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
     """Return the round's member with this arrival, if any."""
-    entry = await store.get(keys.ranks(round.number, round.term, bucket_with_rank_of(node_id, round.buckets)))
+    entry = await store.get(keys.ranks(round.number, round.term, rank_bucket_number(node_id, round.buckets)))
     members = Member.unpack_all(entry.value) if entry is not None else []  # a later round deletes the ranks of this one
     return next((one for one in members if one.node_id == node_id and one.arrival == arrival), None)
 
@@ -324,27 +324,27 @@ async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, a
 def _phase_of(head: Head) -> Phase:
     if head.closed is not None:
         return Phase.CLOSED
-    if _unreported_round(head) is not None:
+    if _round_after_progress(head) is not None:
         return Phase.TRAINING
     # Until a node arrives, a reopened run has the progress written at its closing.
     phase = head.progress.phase if head.progress is not None else Phase.GATHERING
     return Phase.GATHERING if phase is Phase.CLOSED else phase
 
 
-def wait_reason_of(head: Head, status: RunStatus, *, now: float) -> str:
+def run_wait_reason(head: Head, status: RunStatus, *, now: float) -> str:
     """Return why the run waits, as in an earlier `status`, with durations as of `now`."""
-    return _wait_reason(
-        head, members=len(status.members), waiting=len(status.waiting), elapsed=_progress_age(head, now, status.now)
+    return _run_wait_reason(
+        head, members=len(status.members), waiting=len(status.waiting), elapsed=_report_age(head, now, status.now)
     )
 
 
-def _wait_reason(head: Head, *, members: int, waiting: int, elapsed: float | None) -> str:
+def _run_wait_reason(head: Head, *, members: int, waiting: int, elapsed: float | None) -> str:
     if head.closed is not None:
         reason = f": {head.closed.reason}" if head.closed.reason else ""
         return f"the run is closed by {head.closed.by or 'an unknown caller'}{reason}"
     if not members and not waiting:
         return "no node is here"
-    if (round := _unreported_round(head)) is not None:
+    if (round := _round_after_progress(head)) is not None:
         return f"round {round.number} stands with {plural(round.size)}"
     return wait_reason_text(head.progress, elapsed=elapsed)
 
@@ -389,20 +389,20 @@ def _pending_resize(head: Head) -> Resized | None:
 
 
 def _age_absence_report(head: Head, *, elapsed: float) -> AbsenceReport:
-    if head.progress is None or head.closed is not None or _unreported_round(head) is not None:
+    if head.progress is None or head.closed is not None or _round_after_progress(head) is not None:
         return AbsenceReport()
     absent = head.progress.absent
     missing = tuple(one.replace(ago=None if one.ago is None else one.ago + elapsed) for one in absent.missing)
     return absent.replace(missing=missing, waited=None if absent.waited is None else absent.waited + elapsed)
 
 
-def _progress_age(head: Head, now: float, time_of_day: float) -> float:
+def _report_age(head: Head, now: float, time_of_day: float) -> float:
     """Return the seconds since the run's progress was written, even if this node did not watch the run then."""
     since = now - head.progress_at
     said_at = head.progress.absent.said_at if head.progress is not None else 0.0
     return max(since, time_of_day - said_at) if head.progress_found and said_at else since
 
 
-def _unreported_round(head: Head) -> Round | None:
+def _round_after_progress(head: Head) -> Round | None:
     """Return the last round if it was committed after the run's progress was written."""
     return None if head.progress and head.round and head.progress.round >= head.round.number else head.round

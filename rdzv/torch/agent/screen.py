@@ -63,7 +63,7 @@ def configure_logging() -> None:
         log.setLevel(logging.INFO if level is None else level)
 
 
-class HandlerLog:
+class HandlerLogger:
     """The log lines of one handler."""
 
     def __init__(self, run_id: str) -> None:
@@ -149,7 +149,7 @@ class HandlerLog:
 
     def _log_run_cost(self, handler: sync.Handler) -> None:
         with contextlib.suppress(RendezvousError):  # the error is logged elsewhere
-            _, _, cost = handler.account()
+            _, _, cost = handler.status_and_cost()
             log.info("run %s so far: %s", self._run_id, str(cost).removeprefix(f"{self._run_id}: "))
 
     def _log_waiting(self, handler: sync.Handler, done: threading.Event) -> None:

@@ -140,7 +140,7 @@ class Connection:
         """True if some watch is open."""
         return self._watches is not None and bool(self._watches.subscriptions)
 
-    def has_subscription(self, subscription: Subscription) -> bool:
+    def owns_subscription(self, subscription: Subscription) -> bool:
         """Return whether these watches are open on this connection's current stream."""
         return subscription.stream is self._watches
 

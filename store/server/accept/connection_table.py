@@ -115,7 +115,7 @@ class ConnectionTable:
         """Stop counting a connection as a stranger, at least while its valid request is answered."""
         self._strangers.pop(who, None)
 
-    def end_request(self, who: Closeable) -> None:
+    def mark_unauthenticated(self, who: Closeable) -> None:
         """Count a connection as a stranger again, after the answer to its request."""
         row = self._rows.get(who)
         if row is not None:

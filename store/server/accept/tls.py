@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from store.net.address import join_host_port
-from store.net.sockets import close_in_children, drop_sockets
+from store.net.sockets import close_in_children, forget_sockets
 
 if TYPE_CHECKING:
     from store.server.accept.connection_table import ConnectionTable
@@ -131,7 +131,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Handle the end of the connection."""
-        drop_sockets(self)
+        forget_sockets(self)
         self._table.unregister(self)
         if self._agreed:
             self._inner.connection_lost(error or self._error)
@@ -155,7 +155,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             return False
         self._send_encrypted()
         self._table.unregister(self)
-        drop_sockets(self)
+        forget_sockets(self)
         self._agreed = True
         self._inner.connection_made(self)
         self._decrypt()

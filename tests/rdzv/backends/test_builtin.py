@@ -10,7 +10,7 @@ import pytest
 
 import rdzv
 import store
-from rdzv.backends.builtin import create_etcd, create_tcp
+from rdzv.backends.builtin import create_etcd_handler, create_tcp_handler
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.registry import RendezvousParameters
 from rdzv.config.settings import parse
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 async def test_the_environment_is_read_and_keywords_beat_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RDZV_TTL", "3")
     monkeypatch.setenv("RDZV_NODE_ID", "from-environment")
-    handler = create_tcp(
+    handler = create_tcp_handler(
         RendezvousParameters.from_url("tcp://127.0.0.1:1/job?node_id=from-url", {"node_id": "from-keyword"})
     )
     assert isinstance(handler, Handler)
@@ -106,7 +106,7 @@ def test_a_ttl_shorter_than_an_election_of_etcd_is_warned_of(
     ttl: str, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     require("grpc")
-    create_etcd(RendezvousParameters.from_url(f"etcd://127.0.0.1:1/job?min_nodes=1&ttl={ttl}", {}))
+    create_etcd_handler(RendezvousParameters.from_url(f"etcd://127.0.0.1:1/job?min_nodes=1&ttl={ttl}", {}))
     assert (f"ttl={ttl} s is short for etcd" in caplog.text) is warned
 
 
@@ -142,12 +142,12 @@ async def test_a_connection_is_entered_once() -> None:
 async def test_names_come_from_a_file(tmp_path: Path) -> None:
     listed = tmp_path / "nodes"
     listed.write_text("# the partition\ngpu-001\ngpu-002  # the slow one\n\n")
-    handler = create_tcp(
+    handler = create_tcp_handler(
         RendezvousParameters.from_url("tcp://127.0.0.1/job", {"expected": "head", "expected_file": listed})
     )
     assert handler.settings.expected == ("head", "gpu-001", "gpu-002")
     with pytest.raises(rdzv.RendezvousSettingsError):
-        create_tcp(RendezvousParameters.from_url("tcp://127.0.0.1/job", {"expected_file": tmp_path / "none"}))
+        create_tcp_handler(RendezvousParameters.from_url("tcp://127.0.0.1/job", {"expected_file": tmp_path / "none"}))
     listed.write_text("rack/7\n")
     with pytest.raises(rdzv.RendezvousSettingsError):
-        create_tcp(RendezvousParameters.from_url("tcp://127.0.0.1/job", {"expected_file": listed}))
+        create_tcp_handler(RendezvousParameters.from_url("tcp://127.0.0.1/job", {"expected_file": listed}))

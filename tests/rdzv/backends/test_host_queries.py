@@ -18,12 +18,12 @@ from rdzv.backends.credentials import Credentials
 from rdzv.backends.host_queries import (
     Host,
     HostReply,
-    LostReport,
+    LostHostClaim,
     MultiHostDial,
     ask_all_hosts,
-    explain_no_host_serves,
-    send_lost_report,
+    report_lost_host,
     wait_for_serving_host,
+    why_no_host_serves,
 )
 from rdzv.backends.hosting import HostedStore, serve_store_on
 from rdzv.backends.succession import HostSuccession
@@ -88,7 +88,7 @@ async def test_a_host_refuses_only_if_each_address_of_its_name_does(monkeypatch:
         closed, own = free_port(), free_port()
         candidate = succession([mute, own])
         await candidate.try_to_start()
-        host, word = host_at(closed, "a.name.of.two.addresses"), LostReport(f"127.0.0.1:{mute}", TOKEN.encode())
+        host, word = host_at(closed, "a.name.of.two.addresses"), LostHostClaim(f"127.0.0.1:{mute}", TOKEN.encode())
 
         async def ask(*ports: int, name: str = "") -> HostReply:
             resolved = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in ports]
@@ -110,7 +110,7 @@ async def test_a_host_refuses_only_if_each_address_of_its_name_does(monkeypatch:
             assert (await ask(mute, own, name=name)).answer is Answer.SILENT
             unclear = await ask(closed, mute)
             assert str(unclear) == f"does not answer ({UNREACHABLE})"
-            assert f"({UNREACHABLE}) does not answer" in explain_no_host_serves([host], [unclear])
+            assert f"({UNREACHABLE}) does not answer" in why_no_host_serves([host], [unclear])
             await ask(mute, own)
             assert (await host.ask(None, word=word)).answer is Answer.CANDIDATE
         finally:
@@ -265,13 +265,13 @@ async def test_a_word_counts_only_with_the_token_and_for_a_silent_host(monkeypat
         settings = candidate._settings
         try:
             with pytest.raises(RendezvousSettingsError, match="is not one of the several hosts"):
-                await send_lost_report(settings, Credentials(settings), "elsewhere")
+                await report_lost_host(settings, Credentials(settings), "elsewhere")
             with pytest.raises(RendezvousStateError, match="is a candidate, so its machine is not lost"):
-                await send_lost_report(settings, Credentials(settings), f"127.0.0.1:{own}")
-            forged = LostReport(f"127.0.0.1:{mute}", b"another token")
+                await report_lost_host(settings, Credentials(settings), f"127.0.0.1:{own}")
+            forged = LostHostClaim(f"127.0.0.1:{mute}", b"another token")
             assert (await host_at(own).ask(None, word=forged)).answer is not Answer.CANDIDATE
             assert not candidate.is_hosting
-            told = await send_lost_report(settings, Credentials(settings), f"127.0.0.1:{mute}")
+            told = await report_lost_host(settings, Credentials(settings), f"127.0.0.1:{mute}")
             assert told == f"127.0.0.1:{own} was told that 127.0.0.1:{mute} is lost"
             await wait_until_hosting(candidate)
         finally:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import store.sync
-from rdzv.backends.credentials import PATHS, Credentials, resolve_file_settings
+from rdzv.backends.credentials import PATHS, Credentials, with_full_paths
 from rdzv.config.settings import Settings, parse
 from rdzv.errors import RendezvousSettingsError
 
@@ -13,7 +13,7 @@ from rdzv.errors import RendezvousSettingsError
 def settings_of(**paths: str) -> Settings:
     scheme = "etcds" if "password_file" in paths else "tcps"
     user = {"user": "me"} if "password_file" in paths else {}
-    return resolve_file_settings(parse(f"{scheme}://head/job", {**paths, **user}, {}))
+    return with_full_paths(parse(f"{scheme}://head/job", {**paths, **user}, {}))
 
 
 def test_relative_paths_in_settings_are_those_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ async def test_a_name_that_stands_for_several_machines_is_found(monkeypatch: pyt
     monkeypatch.setattr(resolve, lambda host, _: [own, foreign][: 1 + (host == "pods")])
     checks: list[doctor.Check] = []
     for host in ("head", "pods"):
-        await doctor._check_ambiguous_host(host, 29400, checks)
+        await doctor._check_single_machine(host, 29400, checks)
     (check,) = checks
     assert "192.0.2.7" in check.found
     assert "is_host=1 on one node and is_host=0 on the others" in check.remedy

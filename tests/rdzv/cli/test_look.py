@@ -230,7 +230,7 @@ async def test_an_unanswered_first_request_ends_with_the_timeout_and_is_not_repe
         await asyncio.sleep(3600)
         raise AssertionError
 
-    monkeypatch.setattr(Run, "account", lost)
+    monkeypatch.setattr(Run, "status_and_cost", lost)
     async with store.serve() as server, two_nodes(f"{server.url}/job"):
         with pytest.raises(store.StoreTimeoutError):
             await looked([*words, f"{server.url}/job", "--timeout", "0.3"])
@@ -321,7 +321,7 @@ class Seen(look._Terminal):
 async def test_after_a_lost_request_the_screen_keeps_the_last_status(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: the screen stood still for as long as a request may take."""
     monkeypatch.setattr(look, "READ_WITHIN", 0.1)
-    tell, readings = Run.account, 0
+    tell, readings = Run.status_and_cost, 0
 
     async def lost_in_between(run: Run) -> tuple[RunStatus, History, Account]:
         nonlocal readings
@@ -333,7 +333,7 @@ async def test_after_a_lost_request_the_screen_keeps_the_last_status(monkeypatch
         return await tell(run)
 
     async with store.serve() as server, two_nodes(f"{server.url}/job"), looked_at(f"{server.url}/job") as (run, wakeup):
-        monkeypatch.setattr(Run, "account", lost_in_between)
+        monkeypatch.setattr(Run, "status_and_cost", lost_in_between)
         async with asyncio.timeout(LIMIT):
             last = await look._show_on_screen(run, wakeup, await look._read_top_screen(run), Seen())
     assert last.status.closed == "seen enough"
@@ -379,6 +379,6 @@ async def test_a_run_is_read_once_for_its_status_and_its_cost(monkeypatch: pytes
 
     monkeypatch.setattr(status_room, "read_history", counted)
     async with store.serve() as server, two_nodes(f"{server.url}/job"), looked_at(f"{server.url}/job") as (run, _):
-        told, history, cost = await run.account()
+        told, history, cost = await run.status_and_cost()
         assert (told.world_size, len(history.chapters), cost.loss_count) == (2, 1, 0)
     assert read == ["job"]

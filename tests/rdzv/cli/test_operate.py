@@ -9,7 +9,7 @@ import rdzv
 import store
 from rdzv.backends.registry import rendezvous_handler_registry
 from rdzv.cli import main as command
-from rdzv.core.state import BanEnd
+from rdzv.core.state import Unban
 from store.server.server import Server
 
 
@@ -55,7 +55,7 @@ async def test_the_reason_for_lifting_a_ban_reaches_the_history() -> None:
             await handler.ban(where=("rack", "17"))
         for who in (["b"], ["--where", "rack=17"]):
             assert await said(server, *who, "--reason", "repaired", what="unban") == 0
-        notes = [BanEnd.unpack(entry.value) for entry in await client.list("/rdzv/job/head/unbanned/")]
+        notes = [Unban.unpack(entry.value) for entry in await client.list("/rdzv/job/head/unbanned/")]
         assert [(note.who, note.reason) for note in notes] == [("b", "repaired"), ("nodes with rack=17", "repaired")]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rdzv.config import settings
-from rdzv.config.config_errors import shown
+from rdzv.config.config_errors import brief
 from rdzv.config.overrides import Overrides
 from rdzv.config.parameters import KEEP_ALIVE, Source
 from rdzv.errors import RendezvousSettingsError
@@ -112,7 +112,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("name", "value", "limit"), WRONG_VALUES)
 def test_the_error_for_a_wrong_value_has_the_limit_and_a_remedy(name: str, value: Any, limit: str) -> None:
     message = refusal(name, value)
-    assert message.startswith(f"{name}={shown(value)} must be "), message
+    assert message.startswith(f"{name}={brief(value)} must be "), message
     assert limit in message and f"write for example {name}={PARAMETERS[name].kind.example}" in message, message
 
 

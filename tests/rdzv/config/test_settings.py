@@ -12,7 +12,7 @@ import pytest
 
 from rdzv.config.endpoint import Endpoint
 from rdzv.config.parameters import Source
-from rdzv.config.settings import PARAMETERS, Settings, describe_difference, parse, read
+from rdzv.config.settings import PARAMETERS, Settings, describe_difference, parse, parse_all
 from rdzv.errors import RendezvousSettingsError
 from store.limits import Limits
 
@@ -152,7 +152,7 @@ def test_an_older_name_is_for_urls_and_rdzv_conf_and_no_keyword(old: str, name: 
     """In other calls the keyword `timeout` limits a request, or a collective."""
     given: dict[str, Any] = {old: 1}
     assert f"no keyword {old}," in (message := refusal(**given)) and message.endswith(f"; write {name}"), message
-    assert read({old: "7"}, Source.RDZV_CONF).keys() == {name} == read({old: "7"}, Source.URL).keys()
+    assert parse_all({old: "7"}, Source.RDZV_CONF).keys() == {name} == parse_all({old: "7"}, Source.URL).keys()
 
 
 def test_variables_that_set_no_parameter_are_ignored() -> None:

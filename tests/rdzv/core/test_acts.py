@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.decision import Act, ApplyResize, CommitRound, Expel, Idle, WriteRoundProgress, WriteStop, decide
-from rdzv.core.state import MOVES, AnnouncedDrain, BanEnd, Closed, Head, NodeRecord, Progress
-from rdzv.core.stopping import BegunStep, Resized, Stop
+from rdzv.core.decision import Act, ApplyResize, CommitRound, Expel, Idle, WriteRoundProgress, WriteRoundStop, decide
+from rdzv.core.state import MOVES, AnnouncedDrain, Closed, Head, NodeRecord, Progress, Unban
+from rdzv.core.stopping import LastBegun, Resized, RoundStop
 from rdzv.core.stuck.accusing import Accusation
-from rdzv.core.view import CommitRejection, Picture, Standstill, StopAnswer, StuckMember
+from rdzv.core.view import CommitRejection, Picture, StandstillReport, StopAnswer, StuckMember
 from store import Event
 from store.errors import LimitExceeded
 from tests.support.hand_fed import NODES, HandFed
 
 RESIZED = Head(resized=Resized(min_nodes=2, max_nodes=4, revision=90))
-UNBANNED = Head(unbans={"x": BanEnd(who="x", revision=91)})
+UNBANNED = Head(unbans={"x": Unban(who="x", revision=91)})
 
 
 def in_steps() -> HandFed:
@@ -37,7 +37,7 @@ def arrival(run: HandFed, name: str) -> int:
 
 def stuck(run: HandFed, *names: str, **other: Any) -> None:
     for name in names:
-        run.view.apply_task_result(StuckMember(0, arrival(run, name), name, "stuck")._replace(**other))
+        run.view.apply_fact(StuckMember(0, arrival(run, name), name, "stuck")._replace(**other))
 
 
 def act_of(run: HandFed, **of_the_picture: Any) -> Act:
@@ -67,7 +67,7 @@ def test_only_the_first_due_act_is_returned() -> None:
     assert isinstance(act_of(run, head=everything, resized_at=90), Expel)
     run.die("c")
     assert isinstance(act_of(run, head=UNBANNED), WriteRoundProgress)
-    assert isinstance(act_of(run, **told(run)), WriteStop)
+    assert isinstance(act_of(run, **told(run)), WriteRoundStop)
 
 
 def test_a_round_is_completed_without_a_report_before_it() -> None:
@@ -84,7 +84,7 @@ def test_a_report_that_is_not_due_does_not_delay_a_question() -> None:
     said = told(run)
     run.arrive("e")  # the arrival of a second newcomer is reported a moment later
     act = act_of(run, **said)
-    assert isinstance(act, WriteStop)
+    assert isinstance(act, WriteRoundStop)
     assert act.stop.why == "2 nodes waiting to join"
     run.view.agreement.note_written(act.stop.replace(revision=70))
     wait = act_of(run, **said)
@@ -97,14 +97,14 @@ def test_the_members_are_asked_and_then_told() -> None:
     run.arrive("d")
     said = told(run)
     question = act_of(run, **said)
-    assert isinstance(question, WriteStop)
+    assert isinstance(question, WriteRoundStop)
     run.view.agreement.note_written(question.stop.replace(revision=70))
     assert isinstance(act_of(run, **said), Idle), "it is not asked again before the watch brings it"
-    run.view.apply_task_result(StopAnswer())
+    run.view.apply_fact(StopAnswer())
     for name, step in (("a", 4), ("b", 5), ("c", None)):
-        run.view.apply_task_result(StopAnswer(name, BegunStep(round=0, step=step)))
+        run.view.apply_fact(StopAnswer(name, LastBegun(round=0, step=step)))
     decision = act_of(run, **said)
-    assert isinstance(decision, WriteStop)
+    assert isinstance(decision, WriteRoundStop)
     assert (decision.stop.step, decision.over) == (6, 70)
     run.view.agreement.note_written(decision.stop.replace(revision=71))
     assert isinstance(act_of(run, **said), Idle)
@@ -131,7 +131,7 @@ def test_why_the_members_are_asked_to_leave(
     run.play(story)
     run.rules = replace(run.rules, needed=2, capacity=capacity)
     act = act_of(run, **told(run, head=Head(**head)))
-    assert isinstance(act, WriteStop)
+    assert isinstance(act, WriteRoundStop)
     assert (act.stop.why, act.stop.for_newcomers) == (why, for_newcomers)
 
 
@@ -143,18 +143,18 @@ def test_in_a_closing_run_all_leave_at_once_if_one_has_gone(story: str, head: di
     run = in_steps()
     run.arrive("d")
     run.play(story)
-    run.view.apply_task_result(StopAnswer())
+    run.view.apply_fact(StopAnswer())
     for name in "abc":
-        run.view.apply_task_result(StopAnswer(name, BegunStep(round=0, step=5)))
-    said = told(run, head=Head(stop=Stop(round=0, why="why", revision=70), **head))
+        run.view.apply_fact(StopAnswer(name, LastBegun(round=0, step=5)))
+    said = told(run, head=Head(stop=RoundStop(round=0, why="why", revision=70), **head))
     act = act_of(run, **said)
-    assert isinstance(act, WriteStop)
+    assert isinstance(act, WriteRoundStop)
     assert (act.stop.decided, act.stop.step) == (True, step)
 
 
 @pytest.mark.parametrize(("noted_at", "first", "count"), [(0, 1, 16), (3, 4, 16), (10, 11, 10), (20, 0, 0)])
 def test_lifted_bans_are_noted_in_order_and_some_at_once(noted_at: int, first: int, count: int) -> None:
-    unbans = {f"{30 - number}": BanEnd(who="x", revision=number) for number in range(1, 21)}
+    unbans = {f"{30 - number}": Unban(who="x", revision=number) for number in range(1, 21)}
     run = in_steps()
     said = told(run)
     act = act_of(run, **said | {"head": Head(unbans=unbans), "unbanned_at": noted_at})
@@ -177,7 +177,7 @@ def test_two_members_are_expelled_one_by_one_and_both_losses_stay_reported() -> 
         lost.append(act.progress.lost_ids)
     assert lost == [("b",), ("b", "c")]
     assert run.view.why_gone == {"b": "stuck", "c": "stuck"}
-    assert isinstance(act, WriteStop | WriteRoundProgress | Idle)
+    assert isinstance(act, WriteRoundStop | WriteRoundProgress | Idle)
     assert act.progress.lost_ids == ("b", "c")
 
 
@@ -195,7 +195,7 @@ def test_two_accusers_are_believed() -> None:
 def test_a_fact_of_another_round_or_arrival_changes_nothing(other: dict[str, Any]) -> None:
     run = in_steps()
     stuck(run, "c", **other)
-    run.view.apply_task_result(Standstill(1, "no member gets on"))
+    run.view.apply_fact(StandstillReport(1, "no member gets on"))
     act = act_of(run)
     assert isinstance(act, WriteRoundProgress)
     assert act.progress.standstill == ""

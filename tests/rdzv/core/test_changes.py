@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.live.changes import AGES, page_changes, server_sent_event, without_jitter
+from rdzv.core.live.changes import AGES, server_sent_event, web_page_changes, without_jitter
 from tools.page_states import STATES, Played
 
 HOUR = 1.8e9
@@ -58,7 +58,7 @@ OTHER = {"node_id": "b", "rank": 1, "state": "in the round", "step": None, "step
 )
 def test_a_page_that_applies_the_changes_knows_the_state(now: dict[str, Any]) -> None:
     before = state_of(report_of())
-    told = json.loads(json.dumps(page_changes(before, now)))
+    told = json.loads(json.dumps(web_page_changes(before, now)))
     assert told
     assert applied(before, told) == now
 
@@ -69,7 +69,7 @@ def test_values_that_follow_from_the_time_are_no_change_and_jitter_in_times_is_i
     run["members"][0]["step_at"] = HOUR + 3  # computed again for the same step
     now = state_of(without_jitter(before["run"], run), runs=[{"run_id": "job", "members": 1, "spent": {}}])
     now["runs"][0]["waited"] = 3.0
-    assert page_changes(state_of(before["run"], runs=[{"run_id": "job", "members": 1, "waited": 1.0}]), now) == {}
+    assert web_page_changes(state_of(before["run"], runs=[{"run_id": "job", "members": 1, "waited": 1.0}]), now) == {}
     assert server_sent_event(before, state_of(before["run"], now=HOUR + 1)) == b"event: beat\ndata: 1800000001.0\n\n"
     assert now["run"]["members"][0] is before["run"]["members"][0], "so that the next comparison is cheap"
 

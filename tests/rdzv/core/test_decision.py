@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from rdzv.core.decision import (
     LAST_CALL_GRACE,
-    ClosedAnswer,
     CommitRound,
+    EndJoining,
     Idle,
     JoinClock,
     Joiner,
-    KeepWaiting,
+    JoinerWaits,
     Rules,
     act_of_joiner,
     decide_round,
     progress_due,
     wait_reason_text,
 )
-from rdzv.core.ranks import by_arrival, survivors_first
+from rdzv.core.ranks import arrival_order, survivors_first
 from rdzv.core.round import Round
 from rdzv.core.state import (
     MOVES,
@@ -238,7 +238,7 @@ def test_every_node_is_told_of_a_failing_order_and_its_join_timeout_runs() -> No
     assert run.progress.problem == ""
     run.now += 1
     answer = run.act_of_joiner("a")
-    assert isinstance(answer, KeepWaiting)
+    assert isinstance(answer, JoinerWaits)
     words = "2 nodes wait for a round, and it cannot be completed: rank_order fails with LookupError: no topology!"
     assert answer.reason.startswith(words)
     assert len(answer.reason) < 300, "every node is sent it"
@@ -288,7 +288,7 @@ rules = st.builds(
     needed=st.integers(1, 2),
     more=st.integers(0, 2),
     early=st.booleans(),
-    order=st.sampled_from([survivors_first, by_arrival]),
+    order=st.sampled_from([survivors_first, arrival_order]),
 )
 happenings = st.lists(
     st.tuples(st.sampled_from(["arrive", "arrive", "arrive", "die", "leave", "wait", "succeed"]), st.integers(0, 7)),
@@ -433,10 +433,10 @@ assert LAST_CALL.last_call_left is not None
 UNTIL = HEAD.progress_at + LAST_CALL.last_call_left + LAST_CALL_GRACE
 SPARES = SAID.replace(phase=Phase.TRAINING, round=3, live=2, joined=3, spares=3, spares_after=60, capacity=2)
 LATE = Joiner(arrival=61)
-FEW = KeepWaiting(reason="3 of at least 4 nodes")
-COMING = KeepWaiting(reason="1 node waiting for round 3's 2 live members to leave")
-SPARE = KeepWaiting(reason="a spare: all 2 nodes that a round takes are there", suspended=True)
-CALLING = KeepWaiting(reason="last call, 3.2 s left; 3 of at most 8 nodes", suspended=True, until=UNTIL)
+FEW = JoinerWaits(reason="3 of at least 4 nodes")
+COMING = JoinerWaits(reason="1 node waiting for round 3's 2 live members to leave")
+SPARE = JoinerWaits(reason="a spare: all 2 nodes that a round takes are there", suspended=True)
+CALLING = JoinerWaits(reason="last call, 3.2 s left; 3 of at most 8 nodes", suspended=True, until=UNTIL)
 MEMBER = Joiner(arrival=61, was_member=True)
 
 
@@ -447,7 +447,7 @@ MEMBER = Joiner(arrival=61, was_member=True)
         pytest.param(
             Joiner(arrival=40),
             {"coordinator": None, "progress": None},
-            KeepWaiting(reason="waiting for a coordinator"),
+            JoinerWaits(reason="waiting for a coordinator"),
             id="nothing is known",
         ),
         pytest.param(
@@ -456,7 +456,7 @@ MEMBER = Joiner(arrival=61, was_member=True)
         pytest.param(
             Joiner(arrival=40),
             {"coordinator": None},
-            KeepWaiting(reason=f"waiting for a new coordinator; at last, {FEW.reason}"),
+            JoinerWaits(reason=f"waiting for a new coordinator; at last, {FEW.reason}"),
             id="the coordinator is gone",
         ),
         pytest.param(
@@ -469,18 +469,18 @@ MEMBER = Joiner(arrival=61, was_member=True)
         pytest.param(Joiner(arrival=51), {"round": ROUND}, FEW, id="before"),
         pytest.param(Joiner(arrival=40, passed_over=50), {"round": ROUND}, FEW, id="a round that did not hold us"),
         pytest.param(Joiner(arrival=40), {"round": ROUND, "closed": CLOSED}, ROUND, id="the round came first"),
-        pytest.param(Joiner(arrival=51), {"round": ROUND, "closed": CLOSED}, ClosedAnswer(closed=CLOSED), id="closed"),
+        pytest.param(Joiner(arrival=51), {"round": ROUND, "closed": CLOSED}, EndJoining(closed=CLOSED), id="closed"),
         pytest.param(LATE, {"progress": SPARES}, SPARE, id="a spare"),
         pytest.param(
             LATE,
             {"progress": SPARES.replace(capacity=8, spares=1)},
-            KeepWaiting(reason="a spare: a round would take 4 of the 5 nodes that are there", suspended=True),
+            JoinerWaits(reason="a spare: a round would take 4 of the 5 nodes that are there", suspended=True),
             id="a spare beyond the unit",
         ),
         pytest.param(
             LATE,
             {"progress": SPARES, "closed": CLOSED},
-            ClosedAnswer(closed=CLOSED, spare=True),
+            EndJoining(closed=CLOSED, spare=True),
             id="a spare, and closed",
         ),
         pytest.param(
@@ -496,12 +496,12 @@ MEMBER = Joiner(arrival=61, was_member=True)
         pytest.param(
             LATE,
             {"progress": SPARES.replace(joined=0, spares=0)},
-            KeepWaiting(reason="round 3 stands with 2 nodes"),
+            JoinerWaits(reason="round 3 stands with 2 nodes"),
             id="old progress about spares that are gone",
         ),
     ],
 )
-def test_a_node_follows_the_head(me: Joiner, known: dict[str, Any], answer: KeepWaiting | Round | ClosedAnswer) -> None:
+def test_a_node_follows_the_head(me: Joiner, known: dict[str, Any], answer: JoinerWaits | Round | EndJoining) -> None:
     assert act_of_joiner(me, replace(HEAD, **known), now=101.0) == answer
 
 
@@ -515,7 +515,7 @@ def test_members_beyond_the_unit_become_spares_after_a_round_without_them() -> N
     assert run.commit() == names[:4]
     assert run.round is not None
     answer = run.act_of_joiner("n6", known_round=run.round.number, passed_over=run.round.revision)
-    assert isinstance(answer, KeepWaiting)
+    assert isinstance(answer, JoinerWaits)
     assert answer.suspended
     assert answer.reason == "a spare: a round would take 4 of the 7 nodes that are there"
 
@@ -609,7 +609,7 @@ def test_no_change_is_told_twice_in_a_row(heard: list[tuple[Progress, bool, bool
 def reason(run: HandFed, name: str) -> str:
     """Return the reason that a waiting node reports."""
     answer = run.act_of_joiner(name, passed_over=run.round.revision if run.round else 0)
-    assert isinstance(answer, KeepWaiting)
+    assert isinstance(answer, JoinerWaits)
     return answer.reason
 
 

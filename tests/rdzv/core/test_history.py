@@ -17,7 +17,7 @@ from rdzv.core.history import (
     TimeSpent,
     nodes_gone_before_round,
     pack_history,
-    round_interval_seconds,
+    seconds_between_rounds,
     time_spent,
 )
 from rdzv.core.state import NAMED_MOST, Closed, Phase, Progress
@@ -176,7 +176,7 @@ def test_the_time_without_a_round_is_split_into_meeting_and_waiting_for_nodes() 
     second = chronicle.history_with_round(1, {"a": "", "c": ""}, known=["a", "b"], now=130, at=1_000_032.0)
     assert (second.chapters[0].stopped, second.chapters[0].short) == (10.0, 20.0)
     assert time_spent(second.chapters[0], 32.0) == TimeSpent(trained=10.0, regrouped=2.0, waited=20.0)
-    assert round_interval_seconds(*second.chapters) == 32.0
+    assert seconds_between_rounds(*second.chapters) == 32.0
 
 
 def test_losses_are_grouped_by_reason_with_unnamed_ones_apart() -> None:
@@ -193,9 +193,9 @@ def test_losses_are_grouped_by_reason_with_unnamed_ones_apart() -> None:
 def test_the_length_of_an_unmeasured_round_follows_from_the_wall_clock() -> None:
     lost = Incident(kind="lost", after=3.0, count=1)
     one = Chapter(number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), at=100.0, incidents=(lost,))
-    assert round_interval_seconds(one, one.replace(number=1, at=160.0)) == 60.0
-    assert round_interval_seconds(one, one.replace(number=1, at=None)) == 3.0
-    assert round_interval_seconds(one.replace(incidents=(), at=None), one.replace(number=1, at=160.0)) == 0.0
+    assert seconds_between_rounds(one, one.replace(number=1, at=160.0)) == 60.0
+    assert seconds_between_rounds(one, one.replace(number=1, at=None)) == 3.0
+    assert seconds_between_rounds(one.replace(incidents=(), at=None), one.replace(number=1, at=160.0)) == 0.0
 
 
 @pytest.mark.virtual_time

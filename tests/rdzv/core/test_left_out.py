@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rdzv.core.decision import KeepWaiting, wait_reason_text
+from rdzv.core.decision import JoinerWaits, wait_reason_text
 from tests.support.hand_fed import HandFed
 
 WHY = "round 0 was given up: node a (rank 0): d (10.0.0.4), rank 3, did not come to a:1; the others go on"
@@ -25,7 +25,7 @@ def test_the_others_continue_without_it_and_it_waits_as_a_named_spare() -> None:
     assert (run.progress.spares, run.progress.spare_ids, run.progress.waiting) == (1, ("d",), 0)
     assert wait_reason_text(run.progress) == f"round 1 stands with 3 nodes, and 1 spare; {WHY}"
     parked = run.act_of_joiner("d", node_id="d", left_out=WHY, passed_over=run.revision)
-    assert parked == KeepWaiting(reason=f"a spare: {WHY}", suspended=True)
+    assert parked == JoinerWaits(reason=f"a spare: {WHY}", suspended=True)
 
 
 def test_a_successor_of_the_coordinator_also_leaves_it_out() -> None:

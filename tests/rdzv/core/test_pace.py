@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from rdzv.core.absent import Missing
-from rdzv.core.report import RunStatus, count_states, node_states, pace_of_run, run_state
+from rdzv.core.report import RunStatus, count_states, node_states, run_state, run_steps_overview
 from rdzv.core.round import Participant
 from rdzv.core.state import Closed, Phase
-from rdzv.core.stuck.pace import StepOf, summarize_steps
+from rdzv.core.stuck.pace import StepOf, steps_overview
 
 
 def steps(*of: tuple[int, float] | StepOf) -> dict[str, StepOf]:
@@ -38,7 +38,7 @@ QUIET = StepOf(step=9, age=31.0, rate=1.0)
     ],
 )  # fmt: skip
 def test_stuck_members(told: dict[str, StepOf], timeout: float | None, stuck: list[str], stands: bool) -> None:
-    found = summarize_steps(told, stall_timeout=timeout)
+    found = steps_overview(told, stall_timeout=timeout)
     assert (list(found.stuck), found.stands) == (stuck, stands)
 
 
@@ -46,18 +46,18 @@ def test_slow_members() -> None:
     even = [StepOf(step=100, age=0.5, rate=2.0)] * 4
     told = steps(*even, StepOf(step=100, age=0.5, rate=1.5), StepOf(step=79, age=0.5, rate=2.0), (98, 0.5))
     told["n6"] = StepOf(step=98, age=0.5, rate=1.9)
-    assert summarize_steps(told).slow == {"n4": "1.5 steps/s, the median is 2", "n5": "21 steps behind"}
+    assert steps_overview(told).slow == {"n4": "1.5 steps/s, the median is 2", "n5": "21 steps behind"}
     told["n4"] = StepOf(step=100, age=0.5, rate=1.5, busy="a checkpoint")
-    assert [*summarize_steps(told).slow] == ["n5"], "a busy member is not slow"
+    assert [*steps_overview(told).slow] == ["n5"], "a busy member is not slow"
     told["n4"], told["n5"] = StepOf(step=9, age=31.0, rate=1.0), even[0]
-    assert [[*summarize_steps(told).stuck], [*summarize_steps(told).slow]] == [["n4"], []], (
+    assert [[*steps_overview(told).stuck], [*steps_overview(told).slow]] == [["n4"], []], (
         "a stuck member is not slow, too"
     )
-    assert summarize_steps(steps(*[StepOf(step=9, age=31.0, rate=2.0)] * 2, (9, 31.0))).slow == {}, "all stand still"
+    assert steps_overview(steps(*[StepOf(step=9, age=31.0, rate=2.0)] * 2, (9, 31.0))).slow == {}, "all stand still"
 
 
 def test_ten_thousand_quiet_members_take_one_pass() -> None:
-    found = summarize_steps({f"n{number}": StepOf(step=7, age=40.0, rate=1.0) for number in range(10_000)})
+    found = steps_overview({f"n{number}": StepOf(step=7, age=40.0, rate=1.0) for number in range(10_000)})
     assert (found.stands, len(found.stuck)) == (True, 0)
 
 
@@ -96,7 +96,7 @@ def test_the_state_of_a_run_in_words(given: dict[str, Any], state: tuple[str, st
         "settings": {"min_nodes": 2, "max_nodes": 4},
     }
     status = RunStatus(run_id="job", round=1, reason="", spares=(), coordinator=None, **{**plain, **given})
-    pace = pace_of_run(status)
+    pace = run_steps_overview(status)
     states = node_states(status, pace)
     assert run_state(status, pace, count_states(status, states)) == state
 
@@ -105,5 +105,5 @@ def test_a_missing_node_is_shown_as_lost_or_left_not_as_its_last_state() -> None
     absent = tuple(Missing(node_id=name, how=how) for name, how in (("n1", "lost"), ("n7", "left")))
     plain: dict[str, Any] = {"waiting": (), "spares": (), "coordinator": None, "settings": {}}
     status = RunStatus(run_id="job", phase=Phase.TRAINING, round=1, reason="", members=MEMBERS, missing=absent, **plain)
-    states = node_states(status, pace_of_run(status))
+    states = node_states(status, run_steps_overview(status))
     assert (states["n0"], states["n1"], states["n7"]) == ("in the round", "lost", "left")

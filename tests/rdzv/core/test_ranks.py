@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.core.ranks import RankOrder, by_arrival, by_topology, in_place, natural, rank_order_named
+from rdzv.core.ranks import RankOrder, arrival_order, by_topology, keep_in_place, natsort_key, rank_order_named
 from rdzv.core.state import NodeRecord
 
 
@@ -84,14 +84,14 @@ def test_every_order_gives_every_node_one_rank(name: str, case: tuple[list[NodeR
 def test_an_order_gives_the_expected_ranks(order: str, arrivals: str, previous: str, ranks: str) -> None:
     before = {name: rank for rank, name in enumerate(previous.split()) if name != "-"}
     assert names_of(rank_order_named(order), came(*arrivals.split()), before) == ranks.split()
-    assert rank_order_named(by_arrival) is by_arrival, "one's own is taken as it is"
+    assert rank_order_named(arrival_order) is arrival_order, "one's own is taken as it is"
 
 
 @given(case=arrivals_and_previous)
 def test_in_place_changes_only_the_necessary_ranks(case: tuple[list[NodeRecord], list[str], int]) -> None:
     arrivals, permuted, survivors = case
     previous = {node_id: rank for rank, node_id in enumerate(permuted[:survivors])}
-    ordered = names_of(in_place, arrivals, previous)
+    ordered = names_of(keep_in_place, arrivals, previous)
     for record in arrivals:
         rank = previous.get(record.node_id)
         if rank is not None and rank < len(arrivals):
@@ -100,7 +100,7 @@ def test_in_place_changes_only_the_necessary_ranks(case: tuple[list[NodeRecord],
 
 def test_natural_order_takes_numbers_of_any_length() -> None:
     # int() rejects more than 4,300 digits. Regression: a node with such a name would have stopped every coordinator.
-    assert natural("a" + "9" * 5000) < natural("a1" + "0" * 5000)
+    assert natsort_key("a" + "9" * 5000) < natsort_key("a1" + "0" * 5000)
 
 
 def in_racks(racks: str) -> list[NodeRecord]:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rdzv import Phase
 from rdzv.core.absent import AbsenceReport, Missing
 from rdzv.core.keys import Keys
-from rdzv.core.round import ARRIVALS_MOST, Round, bucket_with_rank_of, pack_arrivals
+from rdzv.core.round import ARRIVALS_MOST, Round, pack_arrivals, rank_bucket_number
 from rdzv.core.state import Ban, Progress
-from store.engine.keyspace import COORDINATION_KEYS, Groups
+from store.engine.keyspace import COORDINATION_KEYS, KeyGroupTable
 
 KEYS = Keys(prefix="/rdzv", run_id="job-7")
 
@@ -53,11 +53,11 @@ def test_runs_of_similar_names_share_no_key() -> None:
 
 @given(node_id=names, buckets=st.integers(1, 700))
 def test_every_node_has_exactly_one_bucket(node_id: str, buckets: int) -> None:
-    assert 0 <= bucket_with_rank_of(node_id, buckets) < buckets
+    assert 0 <= rank_bucket_number(node_id, buckets) < buckets
 
 
 def test_a_node_has_the_same_bucket_on_every_machine() -> None:
-    assert [bucket_with_rank_of(name, 16) for name in ("host0", "host1", "host2")] == [3, 5, 15]
+    assert [rank_bucket_number(name, 16) for name in ("host0", "host1", "host2")] == [3, 5, 15]
 
 
 # Ranks.
@@ -85,17 +85,17 @@ def test_a_round_of_too_many_or_distant_arrivals_lists_none(arrivals: Sequence[i
 def test_a_round_that_accepts_all_nodes_carries_the_progress_with_it() -> None:
     """Regression: each node got two messages, one for the round and one for the new phase."""
     waiting = Progress(phase=Phase.GATHERING, joined=4, needed=4, capacity=4, last_arrival=9)
-    then = waiting.after_commit(7, size=4)
+    then = waiting.for_round_commit(7, size=4)
     assert then == Progress(phase=Phase.TRAINING, round=7, needed=4, capacity=4, live=4)
-    assert waiting.replace(joined=5).after_commit(7, size=4) is None, "a node is left over"
+    assert waiting.replace(joined=5).for_round_commit(7, size=4) is None, "a node is left over"
     missing = AbsenceReport(missing=(Missing(node_id="e", how="never seen"),), count=1)
-    assert waiting.replace(absent=missing).after_commit(7, size=4) is None, "a node is missing"
+    assert waiting.replace(absent=missing).for_round_commit(7, size=4) is None, "a node is missing"
 
 
 def test_the_store_keeps_room_for_the_keys_by_which_a_run_decides_and_for_no_others() -> None:
     names = {name for name, kind in vars(Keys).items() if type(kind).__name__ == "_Key"} - {"stores"}
     deciding = [getattr(KEYS, name) for name in names] + [KEYS.operator_answers("q"), KEYS.ranks(0, 1, 2)]
-    groups = Groups()
+    groups = KeyGroupTable()
     assert [key for key in deciding if not groups.is_coordination_key(key)] == []
     assert {key.removeprefix(KEYS.root).partition("/")[0] for key in deciding} == COORDINATION_KEYS
     assert not any(

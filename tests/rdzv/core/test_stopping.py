@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rdzv.core.stopping import BegunStep, StepGate, Stop, StopNegotiation, agreed_stop_step
+from rdzv.core.stopping import LastBegun, RoundStop, StepGate, StopNegotiation, agreed_stop_step
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_after_its_answer_the_gate_is_closed_until_the_decision() -> None:
     gate.note_decision(None)
     assert gate.must_leave(0), "with no step begun anywhere all leave at once"
     gate = StepGate()
-    assert all(gate.begin_step(step) for step in range(7))
+    assert all(gate.try_begin_step(step) for step in range(7))
     assert gate.close_gate() == 6
-    assert not gate.begin_step(7)
+    assert not gate.try_begin_step(7)
     gate.note_decision(9)  # another member was further
     assert not gate.must_leave(7)
     assert not gate.must_leave(8)
@@ -56,7 +56,7 @@ def test_a_member_has_stopped_once_it_has_reached_the_agreed_step(
 ) -> None:
     gate = StepGate()
     if begun is not None:
-        gate.begin_step(begun)
+        gate.try_begin_step(begun)
     if at_end:
         gate.note_body_end()
     gate.note_decision(stop)
@@ -88,7 +88,7 @@ def test_in_every_order_of_steps_and_answers_all_members_stop_at_the_same_step(s
             step = next_step[name]
             if step > min(next_step.values()):
                 continue  # a collective: no member is a whole step ahead of another
-            if gate.begin_step(step) or (gate.decided and not gate.must_leave(step)):
+            if gate.try_begin_step(step) or (gate.decided and not gate.must_leave(step)):
                 next_step[name] += 1
             elif gate.decided:
                 done[name] = step
@@ -107,7 +107,7 @@ def test_no_step_passes_the_gate_after_its_answer_with_two_threads() -> None:
         def walk(gate: StepGate = gate, passed: list[int] = passed, ready: threading.Barrier = ready) -> None:
             ready.wait()
             step = 0
-            while gate.begin_step(step):
+            while gate.try_begin_step(step):
                 passed.append(step)
                 step += 1
 
@@ -119,17 +119,17 @@ def test_no_step_passes_the_gate_after_its_answer_with_two_threads() -> None:
         assert max(passed, default=-1) <= (-1 if answer is None else answer)
 
 
-def asked(agreement: StopNegotiation, standing: Stop | None = None, **more: object) -> tuple[Stop, int] | None:
+def asked(agreement: StopNegotiation, old: RoundStop | None = None, **more: object) -> tuple[RoundStop, int] | None:
     """Return the next write of the agreement in round 3, whose members are a and b."""
     usual: dict[str, object] = {"why": "b to leave", "for_newcomers": False, "closing": False, "some_have_gone": False}
-    return agreement.next_stop_record(3, standing, members=("a", "b"), **(usual | more))  # type: ignore[arg-type]
+    return agreement.next_stop_record(3, old, members=("a", "b"), **(usual | more))  # type: ignore[arg-type]
 
 
 def agreement_that_has_asked() -> StopNegotiation:
     agreement = StopNegotiation()
     listened = agreement.has_written
     question, over = asked(agreement) or (None, -1)
-    assert question == Stop(round=3, why="b to leave")
+    assert question == RoundStop(round=3, why="b to leave")
     assert over == 0
     agreement.note_written(question.replace(revision=7))
     assert (listened, agreement.has_written) == (False, True), (
@@ -141,34 +141,34 @@ def agreement_that_has_asked() -> StopNegotiation:
 
 def test_the_coordinator_asks_and_decides_once_all_members_have_answered() -> None:
     agreement = agreement_that_has_asked()
-    agreement.note_answer("a", BegunStep(round=3, step=5))
-    agreement.note_answer("b", BegunStep(round=2, step=9))  # an answer of the previous round
+    agreement.note_answer("a", LastBegun(round=3, step=5))
+    agreement.note_answer("b", LastBegun(round=2, step=9))  # an answer of the previous round
     assert asked(agreement) is None
-    agreement.note_answer("b", BegunStep(round=3, step=4))
-    assert asked(agreement) == (Stop(round=3, decided=True, step=6, why="b to leave"), 7)
+    agreement.note_answer("b", LastBegun(round=3, step=4))
+    assert asked(agreement) == (RoundStop(round=3, decided=True, step=6, why="b to leave"), 7)
 
 
 def test_a_decision_is_rewritten_only_for_a_better_reason_and_if_no_member_has_begun_a_step() -> None:
-    agreement, decided = agreement_that_has_asked(), Stop(round=3, decided=True, step=6, revision=8)
+    agreement, decided = agreement_that_has_asked(), RoundStop(round=3, decided=True, step=6, revision=8)
     assert asked(agreement, decided) is None
     waiting = decided.replace(step=None, for_newcomers=True)
-    assert asked(agreement, waiting) == (Stop(round=3, decided=True, why="b to leave"), 8)
+    assert asked(agreement, waiting) == (RoundStop(round=3, decided=True, why="b to leave"), 8)
     assert asked(agreement, waiting, for_newcomers=True) is None
 
 
 def test_a_successor_continues_from_the_question_in_the_store() -> None:
-    agreement, found = StopNegotiation(), Stop(round=3, why="b to leave", revision=7)
+    agreement, found = StopNegotiation(), RoundStop(round=3, why="b to leave", revision=7)
     for node_id in "ab":
-        agreement.note_answer(node_id, BegunStep(round=3, step=None))
+        agreement.note_answer(node_id, LastBegun(round=3, step=None))
     assert asked(agreement, found, why="") is None, "the answer of one that has left may not be read yet"
     agreement.note_answer("", None)
-    assert asked(agreement, found, why="") == (Stop(round=3, decided=True, step=None, why="b to leave"), 7)
+    assert asked(agreement, found, why="") == (RoundStop(round=3, decided=True, step=None, why="b to leave"), 7)
 
 
 def test_in_a_closed_run_all_leave_at_once_if_a_member_has_begun_no_step() -> None:
     agreement = agreement_that_has_asked()
-    agreement.note_answer("a", BegunStep(round=3, step=5))
-    agreement.note_answer("b", BegunStep(round=3, step=None))
+    agreement.note_answer("a", LastBegun(round=3, step=5))
+    agreement.note_answer("b", LastBegun(round=3, step=None))
     decision, _ = asked(agreement, closing=True) or (None, 0)
     assert decision is not None
     assert decision.step is None

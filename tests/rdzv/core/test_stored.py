@@ -14,8 +14,8 @@ from rdzv.core.absent import AbsenceReport, Missing
 from rdzv.core.history import Chapter, EarlierRoundTotals, History, Incident, TimeOfDayNote, TimeSpent
 from rdzv.core.questions import OperatorQuestion
 from rdzv.core.round import Member, Participant, Round
-from rdzv.core.state import Ban, BanEnd, Closed, LostStore, NodeRecord, Phase, Progress, pack_settings, unpack_settings
-from rdzv.core.stopping import BegunStep, Drain, Resized, Stop
+from rdzv.core.state import Ban, Closed, LostStore, NodeRecord, Phase, Progress, Unban, pack_settings, unpack_settings
+from rdzv.core.stopping import Drain, LastBegun, Resized, RoundStop
 from rdzv.core.stored import Prose, Stored
 from rdzv.core.stuck.accusing import Accusation
 from rdzv.core.stuck.step_log import StepNote
@@ -28,7 +28,7 @@ NOUNS: tuple[type[Stored], ...] = (
     Accusation,
     Ban,
     StepNote,
-    BegunStep,
+    LastBegun,
     Closed,
     Drain,
     History,
@@ -41,9 +41,9 @@ NOUNS: tuple[type[Stored], ...] = (
     OperatorQuestion,
     Resized,
     Round,
-    Stop,
+    RoundStop,
     RunCounts,
-    BanEnd,
+    Unban,
     ReachVerdict,
 )
 

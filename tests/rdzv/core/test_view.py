@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.core.state import NAMED_MOST, LastCoordinator, NodeRecord, Phase, Progress
-from rdzv.core.view import UNSEEN, View
+from rdzv.core.view import UNSEEN, TermView
 from store.messages import Cause, Event
 from tests.support.hand_fed import NODES, HandFed, round_of
 
 
-def standing(view: View) -> tuple[Any, ...]:
+def standing(view: TermView) -> tuple[Any, ...]:
     """Return the parts of a view that do not depend on the order of events."""
     return view.live, list(view.waiting.items()), view.next_number, view.synced, view.records
 
@@ -206,7 +206,7 @@ def test_a_successor_has_a_reason_for_the_loss_of_its_predecessor_and_of_other_m
     """
     run = round_of("a", "b", "c")
     assert run.view.round is not None
-    view = View(NODES, needed=3, tells_causes=tells_causes)
+    view = TermView(NODES, needed=3, tells_causes=tells_causes)
     members = list(run.view.members.values())
     before = LastCoordinator(node_id="a", cause=cause)
     view.take_over(run.view.round, members, None, progress_at=0.0, before=before, moves=moves)
@@ -248,7 +248,7 @@ def test_unnamed_losses_stay_counted_after_the_nodes_return() -> None:
 
 @pytest.mark.parametrize("kind", ["put", "delete"])
 def test_the_minimum_is_not_reached_before_the_snapshot_is_complete(kind: str) -> None:
-    view = View(NODES, needed=1)
+    view = TermView(NODES, needed=1)
     value = NodeRecord(node_id="a", incarnation="1").pack()
     view.apply_node_event(Event(kind="put", revision=1, key=NODES + "a", value=value), now=5.0, last_call_timeout=1.0)
     assert view.enough_since is None

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import jsonschema
 
 from rdzv.core.history import CHAPTERS_MOST, Chapter, EarlierRoundTotals, History, Incident, TimeSpent, pack_history
-from rdzv.core.report import account, long_duration
+from rdzv.core.report import long_duration, run_cost
 from rdzv.display.history import history_as_json, history_text, timeline
 from rdzv.display.pages import timeline_page
 
@@ -65,7 +65,7 @@ def test_forgotten_rounds_are_mentioned() -> None:
 
 
 def test_the_closing_line_has_the_shares_of_time_and_the_node_lost_most_often() -> None:
-    cost = account("job-7", STORY)
+    cost = run_cost("job-7", STORY)
     assert (cost.spent, cost.seconds) == (TimeSpent(trained=34.0, regrouped=4.0, waited=6.0), 44.0)
     assert str(cost) == "job-7: 44 s; training 77.3 %, regrouping 9.1 %, waiting for nodes 13.6 %; 1 loss, of b"
     past = EarlierRoundTotals(
@@ -74,11 +74,11 @@ def test_the_closing_line_has_the_shares_of_time_and_the_node_lost_most_often() 
         losses=6,
         lost=MappingProxyType({"gpu-017": 4, "b": 1}),
     )
-    long = account("job-7", History(chapters=STORY.chapters, past=past))
+    long = run_cost("job-7", History(chapters=STORY.chapters, past=past))
     assert str(long).startswith("job-7: 14 h 2 min; training 99.0 %")
     assert str(long).endswith("; 7 losses, 4 of gpu-017")
     assert long.rounds == 92
-    assert str(account("job-7", History())) == "job-7: no round has completed"
+    assert str(run_cost("job-7", History())) == "job-7: no round has completed"
 
 
 def test_counts_by_reason_never_fall_when_rounds_are_forgotten() -> None:
@@ -91,26 +91,26 @@ def test_counts_by_reason_never_fall_when_rounds_are_forgotten() -> None:
     whole = tuple(chapter(number, ("its process ended", "silent")[number % 2]) for number in range(2 * CHAPTERS_MOST))
     kept = History.unpack(pack_history(History(chapters=whole)))
     assert len(kept.chapters) < len(whole)
-    assert account("job", kept).reasons == account("job", History(chapters=whole)).reasons
+    assert run_cost("job", kept).reasons == run_cost("job", History(chapters=whole)).reasons
     of_an_older_release = History(chapters=kept.chapters, past=EarlierRoundTotals(losses=CHAPTERS_MOST))
-    assert account("job", of_an_older_release).reasons["other"] == CHAPTERS_MOST
+    assert run_cost("job", of_an_older_release).reasons["other"] == CHAPTERS_MOST
 
 
 def test_an_open_run_is_counted_until_now_and_its_waits_are_no_training() -> None:
     one = Chapter(number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), at=NOON)
-    assert account("job", History(chapters=(one,)), now=NOON + 60).spent == TimeSpent(trained=60.0)
-    assert account("job", History(chapters=(one,))).spent == TimeSpent()
+    assert run_cost("job", History(chapters=(one,)), now=NOON + 60).spent == TimeSpent(trained=60.0)
+    assert run_cost("job", History(chapters=(one,))).spent == TimeSpent()
     lost = Incident(kind="lost", after=20.0, count=1, node_ids=("a",))
     stopped = Chapter(
         number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), at=NOON, stopped=20.0, incidents=(lost,)
     )
-    cost = account("job", History(chapters=(stopped,)), now=NOON + 60, waited=38.0)
+    cost = run_cost("job", History(chapters=(stopped,)), now=NOON + 60, waited=38.0)
     assert cost.spent == TimeSpent(trained=20.0, regrouped=2.0, waited=38.0)
 
 
 def test_the_json_conforms_to_the_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    plain = json.loads(json.dumps(history_as_json("job", STORY, account("job", STORY))))
+    plain = json.loads(json.dumps(history_as_json("job", STORY, run_cost("job", STORY))))
     jsonschema.validate(plain, SCHEMA)
     assert set(plain) == set(SCHEMA["required"]) == set(SCHEMA["properties"])
     assert plain["cost"]["training"] == 34.0
@@ -181,7 +181,7 @@ def test_a_lost_node_has_a_row_also_if_no_round_names_it() -> None:
 
 def test_the_page_is_one_file_in_which_a_hostile_name_stays_text() -> None:
     story = History(chapters=(Chapter(number=0, size=1, node_ids=(HOSTILE,), joined=0, joined_ids=(), at=NOON),))
-    page = timeline_page(timeline("job", story), account("job", story))
+    page = timeline_page(timeline("job", story), run_cost("job", story))
     assert "http" not in page.replace("http-equiv", "")
     assert "innerHTML" not in page
     assert HOSTILE not in page

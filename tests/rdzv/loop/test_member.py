@@ -35,7 +35,7 @@ class Quiet:
     def __init__(self, *, error: Exception) -> None:
         self.is_draining = False
         self.part = self
-        self.progress = 5
+        self.finished_step = 5
         self._error = error
 
     def is_closed(self) -> bool:
@@ -54,7 +54,7 @@ def test_a_nodes_first_arrival_carries_its_progress(options: dict[str, Any], tol
     """Regression: `progress` was called after a round only, so the newer checkpoint was taken only by chance."""
     node = Quiet(error=RendezvousGracefulExitError("a spare that is not needed ends its loop without an error"))
     assert run_synchronously(loop_over(node, **options).next()) is None
-    assert node.progress == told
+    assert node.finished_step == told
 
 
 @pytest.mark.parametrize("nonsense", ["x", None, 1.5, 10**5000], ids=["text", "None", "fraction", "long"])

@@ -9,9 +9,9 @@ import pytest
 
 import rdzv
 from rdzv.core.round import Round
-from rdzv.core.round_life import Ending, EndKind, NextAction, WorkPhase
+from rdzv.core.round_life import Ending, EndKind, MemberPhase, NextAfterWork
 from rdzv.core.state import Closed, Head, Phase, Progress
-from rdzv.core.stopping import Stop
+from rdzv.core.stopping import RoundStop
 from rdzv.core.stuck.step_log import StepLog
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.membership import Membership
@@ -25,8 +25,8 @@ GONE = Progress(phase=Phase.TRAINING, round=7, departed=1, departed_ids=("b",), 
 ALL_HERE = Progress(phase=Phase.TRAINING, round=7, live=3)
 LOST_ONE = Progress(phase=Phase.TRAINING, round=7, lost=1, lost_ids=("b",), live=2)
 MEETS_AGAIN = ALL_HERE.replace(live=2)  # one has sent a new record
-AT_ONCE, FOR_NEWCOMERS = Stop(round=7, decided=True), Stop(round=7, decided=True, for_newcomers=True)
-AT_SIX, ASKED = Stop(round=7, decided=True, step=6), Stop(round=7)
+AT_ONCE, FOR_NEWCOMERS = RoundStop(round=7, decided=True), RoundStop(round=7, decided=True, for_newcomers=True)
+AT_SIX, ASKED = RoundStop(round=7, decided=True, step=6), RoundStop(round=7)
 CLOSING, GIVEN_UP = Closed(reason="done"), Closed(reason="broken", given_up=True)
 
 
@@ -48,15 +48,15 @@ CLOSING, GIVEN_UP = Closed(reason="done"), Closed(reason="broken", given_up=True
         ({"stop": FOR_NEWCOMERS}, None, {}, EndKind.AGREED),
         ({"stop": FOR_NEWCOMERS}, None, {"lets_newcomers_wait": True}, None),
         ({"stop": AT_ONCE}, 4, {}, EndKind.CLOSED),
-        ({"stop": AT_ONCE}, 4, {"phase": WorkPhase.AT_END}, EndKind.AGREED),
+        ({"stop": AT_ONCE}, 4, {"phase": MemberPhase.AT_END}, EndKind.AGREED),
         ({"closed": CLOSING}, None, {}, EndKind.CLOSED),
         ({"closed": CLOSING}, 4, {}, None),
-        ({"closed": CLOSING}, 4, {"phase": WorkPhase.AT_END}, EndKind.CLOSED),
+        ({"closed": CLOSING}, 4, {"phase": MemberPhase.AT_END}, EndKind.CLOSED),
         ({"closed": CLOSING, "stop": AT_SIX}, None, {}, None),
         ({"closed": GIVEN_UP}, 4, {}, EndKind.CLOSED),
-        ({"progress": ALL_HERE}, 4, {"phase": WorkPhase.AT_END}, None),
-        ({"progress": MEETS_AGAIN}, 4, {"phase": WorkPhase.AT_END}, EndKind.AGREED),
-        ({"progress": MEETS_AGAIN}, 4, {"phase": WorkPhase.FAILED}, None),
+        ({"progress": ALL_HERE}, 4, {"phase": MemberPhase.AT_END}, None),
+        ({"progress": MEETS_AGAIN}, 4, {"phase": MemberPhase.AT_END}, EndKind.AGREED),
+        ({"progress": MEETS_AGAIN}, 4, {"phase": MemberPhase.FAILED}, None),
     ],
 )
 def test_what_ends_a_round(
@@ -66,7 +66,7 @@ def test_what_ends_a_round(
     ended: list[Ending] = []
     RoundMonitor(cast("Any", SimpleNamespace(node_id="a")), membership, ended.append, **member).start()
     if begun is not None:
-        membership.gate.begin_step(begun)
+        membership.gate.try_begin_step(begun)
     membership.update(Head(round=ROUND, **head))
     assert [ending.kind for ending in ended] == ([] if kind is None else [kind])
     assert all(ending.node_ids == ("b",) for ending in ended if head.get("progress") in (GONE, LOST_ONE))
@@ -132,7 +132,7 @@ class Driven:
         monkeypatch.setattr(self.monitor, "_wait_for_possible_loss", await_news)
         monkeypatch.setattr("rdzv.loop.round_monitor.report_unknown_death", note)
 
-    def on_work_end(self, failure: BaseException | str | None) -> NextAction:
+    def on_work_end(self, failure: BaseException | str | None) -> NextAfterWork:
         async def in_node(work: Any) -> bool:
             return bool(await work)
 
@@ -147,22 +147,22 @@ ALL = ["claim", "report_unknown_death", "release", "await news"]
 
 
 @pytest.mark.parametrize(
-    ("failure", "ending", "more", "outcome", "did", "round_failed"),
+    ("failure", "ending", "more", "outcome", "did", "has_failed"),
     [
-        (None, LOST, {}, NextAction.MEET_AGAIN, [], True),
-        (None, AGREED, {}, NextAction.MEET_AGAIN, [], False),
-        (rdzv.RoundChanged("over"), AGREED, {}, NextAction.MEET_AGAIN, [], False),
-        (rdzv.MembersLostError("b"), None, {}, NextAction.MEET_AGAIN, [], True),
-        (HUNG_UP, LOST, {}, NextAction.MEET_AGAIN, [], True),
-        (KeyboardInterrupt(), LOST, {}, NextAction.RAISE, [], True),
-        (HUNG_UP, None, {}, NextAction.MEET_AGAIN, ["claim"], True),
-        (HUNG_UP, AGREED, {}, NextAction.MEET_AGAIN, ["claim"], True),
-        (HUNG_UP, None, {"is_first": True, "size": 1}, NextAction.RAISE, ["claim"], False),
-        (HUNG_UP, None, {"is_first": True}, NextAction.RAISE, ALL, False),
-        (HUNG_UP, None, {"is_first": True, "news": True}, NextAction.MEET_AGAIN, ALL, True),
-        (HUNG_UP, AGREED, {"is_first": True, "news": True}, NextAction.MEET_AGAIN, ALL, True),
-        (ExceptionGroup("", [HUNG_UP]), None, {"is_first": True}, NextAction.RAISE, ALL, False),
-        ("it exited", None, {"is_first": True, "size": 1}, NextAction.RAISE, ["claim it exited"], False),
+        (None, LOST, {}, NextAfterWork.MEET_AGAIN, [], True),
+        (None, AGREED, {}, NextAfterWork.MEET_AGAIN, [], False),
+        (rdzv.RoundChanged("over"), AGREED, {}, NextAfterWork.MEET_AGAIN, [], False),
+        (rdzv.MembersLostError("b"), None, {}, NextAfterWork.MEET_AGAIN, [], True),
+        (HUNG_UP, LOST, {}, NextAfterWork.MEET_AGAIN, [], True),
+        (KeyboardInterrupt(), LOST, {}, NextAfterWork.RAISE, [], True),
+        (HUNG_UP, None, {}, NextAfterWork.MEET_AGAIN, ["claim"], True),
+        (HUNG_UP, AGREED, {}, NextAfterWork.MEET_AGAIN, ["claim"], True),
+        (HUNG_UP, None, {"is_first": True, "size": 1}, NextAfterWork.RAISE, ["claim"], False),
+        (HUNG_UP, None, {"is_first": True}, NextAfterWork.RAISE, ALL, False),
+        (HUNG_UP, None, {"is_first": True, "news": True}, NextAfterWork.MEET_AGAIN, ALL, True),
+        (HUNG_UP, AGREED, {"is_first": True, "news": True}, NextAfterWork.MEET_AGAIN, ALL, True),
+        (ExceptionGroup("", [HUNG_UP]), None, {"is_first": True}, NextAfterWork.RAISE, ALL, False),
+        ("it exited", None, {"is_first": True, "size": 1}, NextAfterWork.RAISE, ["claim it exited"], False),
     ],
 )
 def test_the_outcome_of_a_round(
@@ -170,15 +170,15 @@ def test_the_outcome_of_a_round(
     failure: BaseException | str | None,
     ending: Ending | None,
     more: dict[str, Any],
-    outcome: NextAction,
+    outcome: NextAfterWork,
     did: list[str],
-    round_failed: bool,
+    has_failed: bool,
 ) -> None:
     driven = Driven(monkeypatch, **more)
     if ending is not None:
         driven.monitor.note_ending(ending)
     assert driven.on_work_end(failure) is outcome
-    assert (driven.did, driven.monitor.round_failed) == (did, round_failed)
+    assert (driven.did, driven.monitor.has_failed) == (did, has_failed)
 
 
 def test_the_first_ending_counts_unless_a_departure_follows_an_agreement(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 import rdzv
 from rdzv.core.history import History
-from rdzv.core.report import Account, RunStatus, account
+from rdzv.core.report import Account, RunStatus, run_cost
 from rdzv.testing import ClusterNode, cluster
 
 TTL, TRAINED, AWAY, AFTERWARDS = 10.0, 40.0, 30.0, 20.0  # seconds
@@ -25,7 +25,7 @@ class Told:
                 if (info.round, info.rank) == (1, 0):
                     await anyio.sleep(AFTERWARDS)
                     self.status = await handler.status()
-                    self.cost = account("job", History(chapters=tuple(await handler.history())))
+                    self.cost = run_cost("job", History(chapters=tuple(await handler.history())))
                 async with handler.changes() as changes:
                     async for change in changes:
                         if not isinstance(change, rdzv.NodesWaiting) or change.count:

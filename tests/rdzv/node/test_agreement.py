@@ -2,7 +2,7 @@
 
 import pytest
 
-from rdzv.core.stopping import Stop
+from rdzv.core.stopping import RoundStop
 from tests.guarantees.test_r21_one_loop import Trainer, a_run, until
 from tests.support.runs import connected, rounds_of
 
@@ -20,13 +20,13 @@ async def test_a_decision_about_the_step_is_never_overwritten() -> None:
         await until(lambda: all(trainer.step == 5 for trainer in trainers))
         operator = run.handler("operator")
         link = await connected(operator)
-        decided: list[Stop] = []
+        decided: list[RoundStop] = []
 
         async def decide_before(request: object, when: str) -> None:
             """Decide as another coordinator does, before this one has heard of it."""
             for put in getattr(request, "then", ()):
-                if when == "before" and put.key == keys.stop and Stop.unpack(put.value).decided and not decided:
-                    decided.append(Stop.unpack(put.value).replace(step=20))
+                if when == "before" and put.key == keys.stop and RoundStop.unpack(put.value).decided and not decided:
+                    decided.append(RoundStop.unpack(put.value).replace(step=20))
                     await link.store.put(keys.stop, decided[0].pack())
 
         for client in run.clients.values():
@@ -35,5 +35,5 @@ async def test_a_decision_about_the_step_is_never_overwritten() -> None:
         await until(lambda: len(trainers[0].played) == 2)
         entry = await link.store.get(keys.stop)
         assert entry is not None
-        assert Stop.unpack(entry.value) == decided[0]
+        assert RoundStop.unpack(entry.value) == decided[0]
         assert [trainer.left_before[0] for trainer in trainers] == [20, 20]

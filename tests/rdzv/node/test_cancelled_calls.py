@@ -30,7 +30,7 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "unban(where)": lambda handler: handler.unban(where=("rack", "17")),
     "status": lambda handler: handler.status(),
     "history": lambda handler: handler.history(),
-    "account": lambda handler: handler.account(),
+    "status_and_cost": lambda handler: handler.status_and_cost(),
     "store_host": lambda handler: handler.store_host(),
     "ping": lambda handler: handler.ping(),
     "is_closed": lambda handler: handler.is_closed(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, cast
 import anyio
 import pytest
 
-from rdzv.core.decision import ClosedAnswer, Joiner, KeepWaiting, act_of_joiner
+from rdzv.core.decision import EndJoining, Joiner, JoinerWaits, act_of_joiner
 from rdzv.core.keys import Keys
 from rdzv.core.round import Round
 from rdzv.core.state import NAMED_MOST, Closed, Head, Phase, Progress
@@ -116,7 +116,7 @@ async def test_a_spare_that_reads_the_close_with_the_departures_still_ends_as_a_
     full = PROGRESS.replace(phase=Phase.TRAINING, joined=1, live=2, capacity=2, spares=1, spares_after=12)
     room = full.replace(phase=Phase.CLOSED, live=0, spares=0, spares_after=None)
     follower, task = await follow_head(store, [*SNAPSHOT[:2], put(KEYS.progress, full.pack(), 16), SYNCED])
-    assert isinstance(act_of_joiner(spare, follower.head, now=0.0), KeepWaiting)
+    assert isinstance(act_of_joiner(spare, follower.head, now=0.0), JoinerWaits)
     closing, left = put(KEYS.closed, CLOSED.pack(), 21), put(KEYS.progress, room.pack(), 22)
     if reset:
         store.say([RESET, *SNAPSHOT[:2], closing, left, SYNCED])
@@ -124,7 +124,7 @@ async def test_a_spare_that_reads_the_close_with_the_departures_still_ends_as_a_
         store.say(*([[closing, left]] if at_once else [[closing], [left]]))
     await asyncio.sleep(0.1)
     refused = act_of_joiner(spare, follower.head, now=0.0)
-    assert isinstance(refused, ClosedAnswer)
+    assert isinstance(refused, EndJoining)
     assert refused.spare
     await ended(task)
 
@@ -190,8 +190,8 @@ async def test_a_round_or_close_that_the_node_wrote_itself_wakes_listeners() -> 
         assert await wakeup.sleep_until(anyio.current_time() + 1)
         follower.note_round(Round.unpack(ROUND.pack(), revision=5))
         assert not await wakeup.sleep_until(anyio.current_time() + 1), "an earlier one is no news"
-        follower.note_closing(CLOSED)
-        follower.note_closing(Closed(reason="second"))
+        follower.note_run_closed(CLOSED)
+        follower.note_run_closed(Closed(reason="second"))
         assert await wakeup.sleep_until(anyio.current_time() + 1)
     assert follower.head.closed == CLOSED
     await ended(task)

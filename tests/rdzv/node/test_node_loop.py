@@ -68,7 +68,7 @@ def test_user_code_run_in_a_thread_delays_no_node() -> None:
     going_on = threading.Event()
 
     async def apart() -> bool:
-        return await loop.run_in_thread(lambda: going_on.wait(10))
+        return await loop.run_in_new_thread(lambda: going_on.wait(10))
 
     slow = loop.spawn(apart())
     thread = loop.spawn(where()).wait(10)  # it answers while the other call is under way
@@ -82,7 +82,7 @@ def test_user_code_run_in_a_thread_delays_no_node() -> None:
 async def test_a_node_loop_uses_the_given_loop_or_the_running_one(given: bool) -> None:
     loop: NodeLoop = NodeLoop(asyncio.get_running_loop() if given else None)
     assert await loop.spawn(where()) is threading.current_thread()
-    assert await loop.run_in_thread(time.monotonic) > 0
+    assert await loop.run_in_new_thread(time.monotonic) > 0
     loop.stop_using()  # it belongs to another user, and goes on
     assert await loop.spawn(where()) is threading.current_thread()
 

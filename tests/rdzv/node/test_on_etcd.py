@@ -167,7 +167,7 @@ async def test_an_arrival_costs_two_requests_and_a_round_none(url: str, monkeypa
     for name in ("ATTEMPT_ALONE", "ATTEMPT_MOST", "IDLE"):  # no request is repeated because the machine is busy
         monkeypatch.setattr(members_room, name, 600.0)
     # as if each node had a process of its own
-    monkeypatch.setattr(client_room, "_shared_members", lambda _, make: make())
+    monkeypatch.setattr(client_room, "_get_shared_members", lambda _, make: make())
     asked: dict[Connection, list[str]] = {}
     ask = Connection.ask
 

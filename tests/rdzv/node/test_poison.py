@@ -154,7 +154,7 @@ async def test_a_lease_is_renewed_also_if_its_note_cannot_be_made() -> None:
         membership = a.node.membership
         assert membership is not None
         membership.beats.counts = True
-        membership.beats.note = lambda **_: 1 / 0  # type: ignore[method-assign,assignment]
+        membership.beats.current_note = lambda **_: 1 / 0  # type: ignore[method-assign,assignment]
         await asyncio.sleep(30)
         assert membership.over is None
 

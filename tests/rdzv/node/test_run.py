@@ -112,7 +112,7 @@ async def test_an_observer_gets_the_status_history_and_cost_of_a_run() -> None:
         a = run.handler("a")
         await a.next_rendezvous()
         await asyncio.sleep(0.1)
-        status, history, cost = await seen.account()
+        status, history, cost = await seen.status_and_cost()
         assert (status.world_size, len(history.chapters), cost.rounds) == (1, 1, 1)
         by_node = await a.status()
         assert (status.members, status.phase, status.round) == (by_node.members, by_node.phase, by_node.round)

@@ -121,7 +121,7 @@ class Clocks:
         """Read the status of a run in a new process, on a machine whose clock is ahead."""
         async with run.looked_at() as seen:
             before, self.ahead = self.ahead, ahead
-            status, history, cost = await seen.account()
+            status, history, cost = await seen.status_and_cost()
             shown = timeline(seen.run_id, history, now=await seen.time_of_day())
             self.ahead = before
         return status, history, cost, shown["seconds"]

@@ -13,7 +13,7 @@ import pytest
 from rdzv.core.round import Round
 from rdzv.core.round_life import Ending
 from rdzv.core.state import Head, Phase, Progress
-from rdzv.core.stopping import Stop
+from rdzv.core.stopping import RoundStop
 from rdzv.core.stuck.step_log import StepLog
 from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.membership import Membership
@@ -43,7 +43,7 @@ class Looks:
 
 LOST = Progress(phase=Phase.TRAINING, round=7, lost=1, lost_ids=("b",), live=2)
 EXPELLED = LOST.replace(lost=2, lost_ids=("b", "a"), why_lost=(("a", "it stood still"),))
-STOP = Stop(round=7, decided=True, step=6, why="c to leave")
+STOP = RoundStop(round=7, decided=True, step=6, why="c to leave")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ async def test_an_error_in_a_listener_or_callback_does_not_end_the_follower(erro
         a, b = await run.met("ab")
         membership = a.node.membership
         assert membership is not None
-        membership.call_when_lost(fails)
+        membership.call_on_member_loss(fails)
         membership.call_when_over(fails)
         if error is ZeroDivisionError:
             a.node.listeners.add(Looks(fails))

@@ -21,9 +21,9 @@ def test_time_jumps_and_each_clock_has_its_own_rate() -> None:
     timeline = SimulatedTime()
     true: list[float] = []
     fast: list[float] = []
-    timeline.new_host("a").start(note_each_second(true, timeline))
+    timeline.new_host("a").start_task(note_each_second(true, timeline))
     host = timeline.new_host("b", rate=1.25)
-    host.start(note_each_second(fast, timeline))
+    host.start_task(note_each_second(fast, timeline))
     timeline.run_until_time(1004.5)
     assert (true, fast) == ([1.0, 2.0, 3.0, 4.0], [0.8, 1.6, 2.4, 3.2, 4.0])
     assert host.time() == pytest.approx(1000 + 4.5 * 1.25)
@@ -70,7 +70,7 @@ def test_clean_up_code_of_a_dead_process_has_no_effect() -> None:
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(5)
 
-    client.start(speak())
+    client.start_task(speak())
     timeline.run_until_time(1001.0)
     assert heard == [b"hello"]
     client.die()
@@ -92,7 +92,7 @@ def test_a_machine_without_power_says_nothing_until_tcp_gives_up() -> None:
 
     server, client = timeline.new_host("server"), timeline.new_host("client")
     network.listen("store", Server, loop=server)
-    client.start(network.dial("store", asyncio.Protocol, source="client"))
+    client.start_task(network.dial("store", asyncio.Protocol, source="client"))
     timeline.run_until_time(1001.0)
     client.die()
     network.end_process("client", silently=True)
@@ -115,7 +115,7 @@ def test_a_paused_server_still_accepts_connections() -> None:
     server, client = timeline.new_host("server"), timeline.new_host("client")
     network.listen("store", Server, loop=server)
     server.pause()
-    dialing = client.start(network.dial("store", asyncio.Protocol, source="client"))
+    dialing = client.start_task(network.dial("store", asyncio.Protocol, source="client"))
     timeline.run_until_time(1003.0)
     assert dialing.done()
     assert accepted == []
@@ -145,7 +145,7 @@ def test_work_in_many_processes_takes_no_virtual_time() -> None:
 
     hosts = [timeline.new_host(f"{number}") for number in range(250)]
     for host in hosts:
-        host.start(begin_busy())
+        host.start_task(begin_busy())
     timeline.run_until_time(1000.0)
     assert done == [1000.0] * 250
     timeline.end_processes()
@@ -162,7 +162,7 @@ def test_time_does_not_advance_for_a_process_that_never_waits() -> None:
             turns += 1
             await asyncio.sleep(0)
 
-    timeline.new_host("a").start(spin())
+    timeline.new_host("a").start_task(spin())
     timeline.run_until_time(1000.1)
     assert 1000.1 <= timeline.now < 1002.0
     before = turns
@@ -175,7 +175,7 @@ def test_time_does_not_advance_for_a_process_that_never_waits() -> None:
 def test_threads_are_refused_with_a_remedy(in_thread: Callable[..., Any]) -> None:
     """anyio starts threads itself, not through the loop. Regression: their results came at a random virtual time."""
     timeline = SimulatedTime()
-    working = timeline.new_host("a").start(in_thread(int))
+    working = timeline.new_host("a").start_task(in_thread(int))
     with pytest.raises(RuntimeError, match=r"no threads.*rdzv\.testing\.processes"):
         while not working.done():
             timeline.run_until_time(timeline.now + 1.0)
@@ -196,8 +196,8 @@ def test_the_death_of_a_process_ends_only_its_own_tasks() -> None:
         ended.append(f"{name} has slept")
 
     one, other = timeline.new_host("a"), timeline.new_host("b")
-    one.start(live("a"))
-    other.start(live("b"))
+    one.start_task(live("a"))
+    other.start_task(live("b"))
     timeline.run_until_time(1001.0)
     one.die()
     timeline.run_until_time(1006.0)
@@ -220,7 +220,7 @@ def test_a_body_may_use_task_groups_and_factories_exception_handlers_and_debuggi
             group.start_soon(anyio.sleep, 1)
         done.append((loop.get_debug(), loop.get_task_factory() is not None))
 
-    timeline.new_host("a").start(body())
+    timeline.new_host("a").start_task(body())
     timeline.run_until_time(1002.0)
     assert done == ["heard", (True, True)]
     timeline.end_processes()
@@ -239,7 +239,7 @@ def test_features_that_virtual_time_lacks_are_refused_with_a_remedy(forbidden: C
         except RuntimeError as error:
             refused.append(str(error))
 
-    timeline.new_host("a").start(body())
+    timeline.new_host("a").start_task(body())
     timeline.run_until_time(1002.0)
     assert len(refused) == 1
     assert "rdzv.testing.processes" in refused[0]

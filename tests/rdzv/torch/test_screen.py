@@ -24,7 +24,7 @@ from tests.support.processes import require
 require("torch")  # the imports below need it
 
 from rdzv.loop.rounds import make_handler  # noqa: E402
-from rdzv.torch.agent.screen import HandlerLog, configure_logging, print_error_and_exit  # noqa: E402
+from rdzv.torch.agent.screen import HandlerLogger, configure_logging, print_error_and_exit  # noqa: E402
 from rdzv.torch.pytorch import SignalException  # noqa: E402
 
 
@@ -80,7 +80,7 @@ def test_a_rounds_line_has_lost_and_new_nodes_and_after_a_loss_the_cost_of_the_r
     caplog.set_level(logging.INFO, logger="rdzv.torch")
     where = f"{url}/{run_id}?min_nodes=1&max_nodes=2&last_call_timeout=0"
     with rdzv.sync.connect(where, node_id="a") as handler:
-        screen = HandlerLog(run_id)
+        screen = HandlerLogger(run_id)
 
         def meet(seconds: float) -> None:
             handler.next_rendezvous()
@@ -115,7 +115,7 @@ def test_a_rounds_line_has_lost_and_new_nodes_and_after_a_loss_the_cost_of_the_r
 
 def test_the_reason_of_a_rounds_end_is_printed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="rdzv.torch")
-    screen = HandlerLog("job")
+    screen = HandlerLogger("job")
     screen.log_round_end(Ending(kind=EndKind.LOST, reason="lost: b: its process ended"), None)
     screen.log_round_end(Ending(kind=EndKind.FAILED, reason="b: worker 0 ended with status 1"), None, done=True)
     screen.log_round_end(Ending(kind=EndKind.CLOSED, reason="the run is closed: done"), Closed(reason="done", by="b"))
@@ -144,7 +144,7 @@ def test_the_reason_of_a_wait_is_printed(
         rdzv.sync.connect(where, node_id="a") as handler,
         rdzv.sync.connect(where, node_id="b") as other,
         ThreadPoolExecutor(1) as pool,
-        HandlerLog(run_id).log_waits(cast("rdzv.sync.Handler", SimpleNamespace(status=status))),
+        HandlerLogger(run_id).log_waits(cast("rdzv.sync.Handler", SimpleNamespace(status=status))),
     ):
         joining = pool.submit(handler.next_rendezvous)
         while sum("1 of at least 2 nodes" in reason for reason in reasons) < 5:
@@ -170,7 +170,7 @@ def test_an_agent_that_a_signal_ends_shows_no_traceback(
     others: list[str] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, *_: others.append(kind.__name__))
     told: list[str] = []
-    HandlerLog("job").hide_signal_traceback(told.append)
+    HandlerLogger("job").hide_signal_traceback(told.append)
     for error in (SignalException("got signal: 15", sigval=signal.SIGTERM), ValueError("mine"), KeyboardInterrupt()):
         sys.excepthook(type(error), error, None)
     assert (others, told) == (["ValueError"], ["SIGTERM", "SIGINT"])
@@ -193,7 +193,7 @@ def test_an_agent_that_a_signal_ends_says_so_in_one_line(
     serves_for: float | None, what_then: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="rdzv.torch")
-    HandlerLog("job").log_signal("SIGTERM", serves_for=serves_for)
+    HandlerLogger("job").log_signal("SIGTERM", serves_for=serves_for)
     (record,) = caplog.records
     said = f"run job: this agent ends, since it was told to end by SIGTERM; {what_then}"
     assert record.getMessage().startswith(said)
@@ -208,5 +208,5 @@ def test_the_address_of_the_run_is_printed(url: str, caplog: pytest.LogCaptureFi
             ("run x, node b", "; run x, node b serves the store"),
             ("", ""),
         ):
-            HandlerLog("job").log_start(settings, "a", host=host)
+            HandlerLogger("job").log_start(settings, "a", host=host)
             assert caplog.records[-1].getMessage() == f"run job: joining at {url}, {said}; this one is a{serves}"

@@ -67,7 +67,7 @@ def _unawaited(told: Any) -> Any:
 
 
 def _view(bug: type) -> Callable[[], AbstractContextManager[Any]]:
-    return partial(patch.object, coordinator, "View", bug)
+    return partial(patch.object, coordinator, "TermView", bug)
 
 
 BUGS = {

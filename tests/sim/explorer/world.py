@@ -48,10 +48,10 @@ from rdzv.node.handler import Handler
 from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
 from rdzv.node.run.run_settings import RunSettings
-from rdzv.testing.machines import FixedPort
+from rdzv.testing.machines import SimulatedPort
 from rdzv.testing.timeline import START, SimulatedLoop, SimulatedTime
 from store import interface, messages
-from store.engine.applied import Answer, EventBatch
+from store.engine.applied import EventBatch, WaitEnd
 from store.engine.engine import Engine
 from store.engine.processes import DisconnectKind
 from store.errors import StoreReplaced, StoreTimeoutError, unsent_error
@@ -271,7 +271,7 @@ class _Member:
         self.connection = _Connection(world, index, self.host)
         settings = parse(URL, {"node_id": self.name, "address": f"at-{self.name}"}, {})
         rng = _NoLuck(index)
-        node = Node(settings, loop=NodeLoop(self.host), open_store=self._open, rng=rng, port=FixedPort())
+        node = Node(settings, loop=NodeLoop(self.host), open_store=self._open, rng=rng, port=SimulatedPort())
         self.node = node
         self.handler = Handler(node, open_store=self._open)
         self.alive, self.cut = True, False
@@ -280,7 +280,7 @@ class _Member:
         self._written: tuple[object, list[str]] | None = None
         self.rounds = 0
         self.ended_by: Exception | None = None
-        self.life = self.host.start(self._live())
+        self.life = self.host.start_task(self._live())
 
     def _open(self) -> _Connection:
         lost = self.connection
@@ -610,7 +610,7 @@ class World:
     def _deliver(self, deliveries: Any) -> None:
         for one in deliveries:
             match one:
-                case Answer(peer=peer, request_id=id, response=response):
+                case WaitEnd(peer=peer, request_id=id, response=response):
                     self._queue(peer, id, response)
                 case EventBatch(watches=watches, events=events):
                     if OBSERVER in watches:

@@ -18,7 +18,7 @@ import store
 from store import sync
 from store.client import blocking, connection_health, timeouts
 from store.client import channel as rooms
-from store.errors import ConnectionLost, StoreReplaced, StoreTimeoutError, WaitEnded
+from store.errors import ConnectionLost, StoreReplaced, StoreTimeoutError, WaitEndedError
 from store.limits import Limits
 from store.messages import Watch
 from store.net.address import Address
@@ -549,7 +549,7 @@ def test_the_latest_revision_seen_outlives_watches_that_end_at_once(server: Serv
 def test_a_wait_that_begins_after_waits_were_ended_does_not_begin() -> None:
     with sync.serve() as server, sync.connect(server.url) as client:
         client.end_waits()
-        with pytest.raises(WaitEnded):
+        with pytest.raises(WaitEndedError):
             client.wait(["missing"], timeout=20.0)
         assert client.get("missing") is None
 
@@ -627,7 +627,7 @@ def test_an_impostor_does_not_end_a_client_that_has_met_its_store() -> None:
 @pytest.mark.parametrize(
     ("get_out", "error"),
     [
-        (lambda client: client.end_waits(), WaitEnded),
+        (lambda client: client.end_waits(), WaitEndedError),
         (lambda client: client.interrupt(ConnectionLost("the round is over", maybe_applied=False)), ConnectionLost),
     ],
 )

@@ -21,7 +21,7 @@ from store.client import channel as rooms
 from store.client import connection_health
 from store.errors import StoreError
 from store.net.address import Address
-from store.net.threads import HeldContext, LoopThread
+from store.net.threads import ContextInThread, LoopThread
 from store.server.server import Server
 from tests.rdzv.cli.test_serve import Files
 from tests.support.interrupts import tears, torn
@@ -121,7 +121,7 @@ def test_a_dead_connection_is_replaced_however_many_signals_come(
     serving, trusting = (files.server(), files.client()) if files is not None else (None, None)
     with (
         store.sync.serve(tls=serving) as server,
-        HeldContext(thread, Proxy("127.0.0.1", server.port)) as proxy,
+        ContextInThread(thread, Proxy("127.0.0.1", server.port)) as proxy,
         sync.connect(server.url, tls=trusting) as other,
     ):
         client = sync.Client(Address(host="127.0.0.1", port=proxy.port, secure=secure), tls=trusting, timeout=5.0)

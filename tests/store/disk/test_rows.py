@@ -107,7 +107,7 @@ def test_history_that_is_forgotten_goes_with_all_of_its_parts(monkeypatch: pytes
 def test_a_refusal_is_kept_as_the_answer_to_its_request() -> None:
     reply = KeptReply(session_id=b"s" * 16, acknowledged=3, request_id=4, response=messages.Written(revision=9))
     facts = ChangeSet(revisions=[(Event(kind="delete", revision=1, key="k"),)], replies=[reply])
-    refused = rows.error_reply_changes(facts, "too big")
+    refused = rows.error_change_set(facts, "too big")
     assert not refused.revisions
     (answer,) = refused.replies
     assert (answer.session_id, answer.acknowledged, answer.request_id) == (b"s" * 16, 3, 4)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from store import when
 from store.disk import rows
 from store.engine import engine, keyspace, requests, snapshots, waits, watches
-from store.engine.applied import LongRead, StepResult
+from store.engine.applied import ApplyResult, LongRead
 from store.engine.changeset import ChangeSet, SavedStore
 from store.engine.engine import Engine
 from store.engine.processes import DisconnectKind
@@ -288,7 +288,7 @@ class LateDesk(Desk):
         self.read(peer, applied)
         return applied.response
 
-    def read(self, peer: int, applied: StepResult | None = None) -> None:
+    def read(self, peer: int, applied: ApplyResult | None = None) -> None:
         """Send the next part, if any, of the beginning of a watch of this peer."""
         work = self.works.pop(peer, None)
         if applied is None and work is not None:

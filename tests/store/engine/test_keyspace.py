@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from store.engine.keyspace import ENTRY_OVERHEAD, Groups, Keyspace, entry_answer_bytes
+from store.engine.keyspace import ENTRY_OVERHEAD, KeyGroupTable, Keyspace, entry_answer_bytes
 from store.engine.requests import GROUPS_AT_ONCE
-from store.messages import Append, Delete, DeletePrefix, Entry, GroupPage, ListGroups, Put
+from store.messages import Append, Delete, DeletePrefix, Entry, KeyGroupsPage, ListGroups, Put
 from tests.support.by_hand import Desk
 
 
@@ -24,7 +24,7 @@ from tests.support.by_hand import Desk
     ],
 )
 def test_the_first_parts_of_a_key_name_its_group(key: str, group: str | None) -> None:
-    assert Groups().group_name_of(key) == group
+    assert KeyGroupTable().group_name_of(key) == group
 
 
 def test_the_account_of_each_group_is_that_of_its_keys() -> None:
@@ -43,7 +43,7 @@ def test_the_account_of_each_group_is_that_of_its_keys() -> None:
             case _:
                 desk.ask(Put(key, bytes(dice.randrange(50))))
         page = desk.ask(ListGroups(after=""))
-        assert isinstance(page, GroupPage)
+        assert isinstance(page, KeyGroupsPage)
         expected: dict[str, list[int]] = {}
         for entry in desk.engine._keys.entries.values():
             if entry.key.count("/") == 3:
@@ -59,18 +59,18 @@ def test_groups_come_in_pages_and_have_an_age() -> None:
         desk.ask(Put(f"/rdzv/{number:06d}/x", b""))
     desk.now += 60.0
     first = desk.ask(ListGroups(after=""))
-    assert isinstance(first, GroupPage)
+    assert isinstance(first, KeyGroupsPage)
     assert len(first.groups) == GROUPS_AT_ONCE
     assert first.more
     assert first.groups[0].age == pytest.approx(60.0)
     rest = desk.ask(ListGroups(after=first.groups[-1].name))
-    assert isinstance(rest, GroupPage)
+    assert isinstance(rest, KeyGroupsPage)
     assert [group.name for group in rest.groups] == [f"/rdzv/{GROUPS_AT_ONCE + each:06d}/" for each in range(3)]
     assert not rest.more
 
 
 def test_the_largest_group_is_known() -> None:
-    groups = Groups()
+    groups = KeyGroupTable()
     assert groups.largest_group() is None
     groups.add_usage("a/many/c", 50, 100)
     groups.add_usage("a/heavy/c", 1, 1000)

@@ -112,7 +112,7 @@ def test_waiting_for_the_next_due_time_always_gets_there() -> None:
 def test_leases_that_come_and_go_do_not_fill_memory() -> None:
     leases = at()
     for _ in range(10 * UNTIDY):
-        leases.remove_empty(grant(leases, 86_400.0, peer=7))
+        leases.remove_empty_lease(grant(leases, 86_400.0, peer=7))
     assert len(leases._order) <= UNTIDY
 
 

@@ -16,7 +16,7 @@ from store.errors import ConnectionLost, StoreReplaced
 from store.etcd import members as members_room
 from store.etcd.codec import Endpoints, Failure, FailureKind, range_of
 from store.etcd.member_choice import MemberSelector
-from store.etcd.members import InDoubt, Members
+from store.etcd.members import DoubtFlag, Members
 from store.etcd.rpc import etcd_pb2 as pb
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ async def test_a_timeout_without_a_leader_says_so() -> None:
     ],
 )
 async def test_whether_it_may_have_been_done_depends_on_how_it_failed(trouble: Script, any_doubt: bool) -> None:
-    doubt = InDoubt()
+    doubt = DoubtFlag()
     async with members_of(Member(trouble, says())) as members:
         await ask(members, doubt=doubt)
     assert doubt.any is any_doubt
@@ -237,7 +237,7 @@ async def test_a_request_queued_behind_unanswered_ones_keeps_its_timeout() -> No
         first = asyncio.create_task(ask(members, deadline=soon(600)))
         while len(member.asked) < 2:  # noqa: ASYNC110  there is no event for it
             await asyncio.sleep(0.01)
-        doubt = InDoubt()
+        doubt = DoubtFlag()
         with pytest.raises(ConnectionLost):
             await ask(members, deadline=soon(0.1), doubt=doubt)
         assert not doubt.any, "it was never sent"
@@ -279,7 +279,7 @@ async def test_the_timeout_error_has_the_last_reason() -> None:
             if connected:
                 members.drop_failed_connection = nowhere  # type: ignore[assignment, method-assign]
             with pytest.raises(ConnectionLost, match=r"writing at .*: etcdserver: request timed out") as caught:
-                await ask(members, deadline=soon(), what="writing", doubt=InDoubt())
+                await ask(members, deadline=soon(), what="writing", doubt=DoubtFlag())
             assert caught.value.maybe_applied
             assert members.is_connected is connected
 

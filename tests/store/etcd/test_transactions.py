@@ -13,10 +13,10 @@ from store.etcd.transactions import (
     Receipt,
     Write,
     as_write,
-    fence,
+    fence_op,
     plan_write,
-    recovery_reads,
     result_of,
+    result_reads,
     transaction,
 )
 from store.messages import Add, Append, Create, Delete, DeletePrefix, Entry, Get, Put, Transact
@@ -83,7 +83,7 @@ def test_a_write_and_its_fence_rest_on_the_receipt_and_leave_it_changed() -> Non
     plan = plan_write(as_write(Put("b", b""), (when.exists("a"),)), None)
     for body, conditions in (
         (transaction(plan, RECEIPT, [range_of("a")], hidden=HIDDEN), 2),
-        (fence(RECEIPT, [range_of("a")]), 1),
+        (fence_op(RECEIPT, [range_of("a")]), 1),
     ):
         assert body["compare"][0] == {"key": b"rec/1", "target": "MOD", "result": "EQUAL", "mod_revision": 9}
         assert len(body["compare"]) == conditions
@@ -103,7 +103,7 @@ def test_a_lost_answer_is_rebuilt_from_the_store_at_that_revision() -> None:
     """A key that the write wrote has the write's revision; one that it deleted or only read, the revision before."""
     operations = (Get("a"), Delete("a"), Put("b", b"1"), Get("b"), DeletePrefix(prefix="p/"))
     plan = Plan(operations=operations, rests_on=(), succeeded=True)
-    asked = [request["request_range"] for request in recovery_reads(plan, 50, hidden=HIDDEN)["success"]]
+    asked = [request["request_range"] for request in result_reads(plan, 50, hidden=HIDDEN)["success"]]
     assert [(each["key"], each["revision"]) for each in asked] == [
         (b"a", 49),
         (b"a", 49),

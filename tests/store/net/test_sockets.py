@@ -87,8 +87,8 @@ def test_a_number_that_has_become_another_files_is_left_alone() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         sockets.close_in_children(owner, StandIn(ours.fileno()))
-        sockets.drop_sockets(owner)
-        sockets.drop_sockets(owner)  # again: nothing left to do
+        sockets.forget_sockets(owner)
+        sockets.forget_sockets(owner)  # again: nothing left to do
         number = ours.fileno()
         assert in_child(lambda: not is_null(number))
 

@@ -6,7 +6,7 @@ import gc
 import anyio
 import pytest
 
-from store.net.tasks import run_together
+from store.net.tasks import run_to_completion
 
 pytestmark = pytest.mark.virtual_time
 
@@ -29,7 +29,7 @@ async def test_a_cancelled_scope_ends_at_its_block_whatever_its_tasks_do(steps: 
     task = asyncio.current_task()
     assert task is not None
     with anyio.move_on_after(1) as scope:
-        await run_together(*map(ends_well, steps))
+        await run_to_completion(*map(ends_well, steps))
     assert scope.cancelled_caught
     assert not task.cancelling()
 
@@ -44,10 +44,10 @@ async def test_all_run_to_their_end_and_the_first_error_is_raised() -> None:
             raise error
         return name
 
-    assert await run_together(runs("a", 2), runs("b", 1)) == ("a", "b")
-    assert await run_together() == ()
+    assert await run_to_completion(runs("a", 2), runs("b", 1)) == ("a", "b")
+    assert await run_to_completion() == ()
     with pytest.raises(OSError, match="first"):
-        await run_together(runs("c", 3, OSError("first")), runs("d", 1, ValueError("second")), runs("e", 4))
+        await run_to_completion(runs("c", 3, OSError("first")), runs("d", 1, ValueError("second")), runs("e", 4))
     assert ended == ["b", "a", "d", "c", "e"]
 
 
@@ -60,6 +60,6 @@ async def test_the_errors_that_are_not_raised_are_logged_by_nobody() -> None:
     said: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
     with pytest.raises(OSError, match="first"):
-        await run_together(fails("first"), fails("second"))
+        await run_to_completion(fails("first"), fails("second"))
     gc.collect()
     assert said == []

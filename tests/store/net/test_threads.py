@@ -28,7 +28,7 @@ def test_a_context_is_held_in_the_thread_until_it_is_left() -> None:
 
     ended: list[str] = []
     ours = threads.LoopThread("spare")
-    with pytest.raises(LookupError), threads.HeldContext(ours, context()) as name:
+    with pytest.raises(LookupError), threads.ContextInThread(ours, context()) as name:
         assert (name, ended) == ("spare", [])
     assert ended == ["spare"]
     ours.stop(within=60)

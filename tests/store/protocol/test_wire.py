@@ -34,7 +34,7 @@ from store.messages import (
     Target,
     Transact,
     TransactionResult,
-    UnknownRequest,
+    UndecodableRequest,
     Wait,
 )
 from store.protocol import wire
@@ -82,7 +82,7 @@ def of_type(type_: Any) -> st.SearchStrategy[Any]:
     if issubclass(type_, Record):
         hints = get_type_hints(type_, include_extras=True)
         made = st.builds(type_, **{name: of_type(hints[name]) for name in type_.fields})
-        return made.filter(lambda each: each.field_error() is None) if hasattr(type_, "field_error") else made
+        return made.filter(lambda each: each.why_invalid() is None) if hasattr(type_, "why_invalid") else made
     return st.sampled_from(type_) if issubclass(type_, IntEnum) else OF_TYPES[type_]
 
 
@@ -92,7 +92,7 @@ EVENTS = of_type(Event)
 
 
 decode_greeting, decode_hello, decode_welcome = (
-    partial(wire.decode_opening, kind=kind) for kind in (Greeting, Hello, Welcome)
+    partial(wire.decode_handshake, kind=kind) for kind in (Greeting, Hello, Welcome)
 )
 
 
@@ -131,11 +131,11 @@ LARGE = bytes(wire.CHUNK_BYTES)
 def test_a_shared_encoding_is_read_like_an_individual_one(number: int, response: Response, values: list[bytes]) -> None:
     entries = [entry(f"k{place}", value, 1) for place, value in enumerate(values)]
     for said in (response, Listing(entries=(None, *entries), revision=3), Found(entry=entry("k", LARGE, 1))):
-        chunks = wire.encode_in_chunks(said)
+        chunks = wire.encode_shared_body(said)
         frame = wire.response_head(number, sum(map(len, chunks))) + b"".join(chunks)
         assert wire.decode_server_frame(body_of(frame)) == Reply(number, said)
     events = tuple(entry.event for entry in entries)
-    chunks = wire.encode_in_chunks(events)
+    chunks = wire.encode_shared_body(events)
     frame = wire.events_head(number, sum(map(len, chunks))) + b"".join(chunks)
     assert wire.decode_server_frame(body_of(frame)) == Events(number, events)
     assert [chunk for chunk in chunks if chunk is LARGE] == [value for value in values if value is LARGE], (
@@ -151,8 +151,8 @@ def test_the_handshake_comes_out_as_it_went_in() -> None:
         Hello(1, b"s" * 16, b"n" * 16, b"proof", b"p" * 16, 4),
         Welcome(3, "10.0.0.1", 7, 1000, b"proof"),
     ):
-        body = body_of(wire.encode_opening(said))
-        assert wire.decode_opening(body, type(said)) == said
+        body = body_of(wire.encode_handshake(said))
+        assert wire.decode_handshake(body, type(said)) == said
         if getattr(said, "generation", None) == 1:  # left out, so that the bytes are those of earlier releases
             assert len(msgpack.unpackb(body)[1]) == len(tuple(said)) - 1  # type: ignore[arg-type]
 
@@ -316,7 +316,7 @@ def test_invalid_requests_are_refused(name: str, fields: tuple[Any, ...]) -> Non
 def test_requests_of_a_later_release_get_an_answer(fields: tuple[Any, ...]) -> None:
     decoded = wire.decode_request(asked(*fields))
     assert not isinstance(decoded, Bye)
-    assert type(decoded[2]) is UnknownRequest
+    assert type(decoded[2]) is UndecodableRequest
 
 
 RESPONSE_DEFECTS: list[tuple[str, tuple[Any, ...]]] = [
@@ -453,13 +453,13 @@ def test_a_garbage_collection_in_the_middle_of_a_frame_leaves_it_whole() -> None
             wire.encode_bye("in the middle")
 
     hello = wire.Hello(1, bytes(30), bytes(16), b"", bytes(8))
-    whole = wire.encode_opening(hello)
+    whole = wire.encode_handshake(hello)
     before = gc.get_threshold()
     gc.set_threshold(1)
     try:
         for _ in range(500):
             Garbage()
-            assert wire.encode_opening(hello) == whole
+            assert wire.encode_handshake(hello) == whole
     finally:
         gc.set_threshold(*before)
 

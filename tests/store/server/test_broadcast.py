@@ -78,13 +78,13 @@ async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
     """For 60 members that waited for 30 MB: all were delayed by 6 s, memory grew to 1,950 MiB, some disconnected."""
     network = MemoryNetwork(socket_buffer_bytes=4 * MIB)
     encoded: list[Any] = []
-    encode = wire.encode_in_chunks
+    encode = wire.encode_shared_body
 
     def counted(said: Any) -> tuple[bytes, ...]:
         encoded.append(said)
         return encode(said)
 
-    monkeypatch.setattr(wire, "encode_in_chunks", counted)
+    monkeypatch.setattr(wire, "encode_shared_body", counted)
     async with serve_in_memory(network, limits=LIMITS) as server:
         ticks = itertools.count()  # a millisecond with every reading of the clock: in virtual time no turn would end
         for room, name in ((server._scheduler, "stopwatch"), (server._scheduler.dispatcher, "_stopwatch")):

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 import store
-from store.engine.keyspace import Groups
+from store.engine.keyspace import KeyGroupTable
 from store.limits import Limits
 from store.server import server as server_room
 from store.server.log_lines import AT_ONCE, PER_SECOND, LimitWarnings, RateLimitedLog
@@ -22,7 +22,7 @@ def figures(limits: Limits, **used: int) -> dict[str, object]:
 def test_each_limit_of_the_whole_store_is_warned_of_once_until_it_is_well_below(limit: str, used: str) -> None:
     limits = Limits()
     most = getattr(limits, limit)
-    warnings, groups = LimitWarnings(), Groups()
+    warnings, groups = LimitWarnings(), KeyGroupTable()
     said = [
         (step, limit in line and "9 %" in line.replace("90 %", "89 %"))
         for step, percent in enumerate((80, 90, 100, 75, 90, 50, 90))
@@ -33,7 +33,7 @@ def test_each_limit_of_the_whole_store_is_warned_of_once_until_it_is_well_below(
 
 def test_the_group_that_holds_most_is_named() -> None:
     limits = Limits(keys_max=100)
-    groups, warnings = Groups(), LimitWarnings()
+    groups, warnings = KeyGroupTable(), LimitWarnings()
     for number, keys in enumerate((2, 9, 4)):
         groups.add_usage(f"/rdzv/{number}/x", keys, 100)
     (line,) = warnings.lines_to_log(figures(limits, keys=90), groups)

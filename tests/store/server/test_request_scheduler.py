@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rdzv.testing.network import MemoryNetwork
-from store.engine.applied import StepResult
+from store.engine.applied import ApplyResult
 from store.engine.engine import Engine
 from store.limits import Limits
 from store.messages import Failed, FailureKind, Found, Get, List, Ping, Put, Wait, Watch
@@ -83,7 +83,7 @@ async def test_a_peer_that_hangs_up_while_its_requests_wait_leaves_nothing_behin
 @pytest.mark.virtual_time
 async def test_a_defect_in_one_request_closes_its_connection_and_others_still_get_their_events() -> None:
     class Defective(Engine):
-        def apply(self, request: Any, *context: Any, **named: Any) -> StepResult:
+        def apply(self, request: Any, *context: Any, **named: Any) -> ApplyResult:
             if isinstance(request, List):
                 raise KeyError("a defect")
             return super().apply(request, *context, **named)

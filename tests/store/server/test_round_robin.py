@@ -40,10 +40,10 @@ def test_new_peers_go_first_and_each_peer_has_one_turn_before_any_has_a_second()
 
 def test_turns_are_shorter_while_many_have_not_had_any_and_a_pass_is_over_when_its_time_is() -> None:
     turns: RoundRobin[int] = RoundRobin()
-    assert turns.turn_length == TURN
+    assert turns.turn_seconds == TURN
     for number in range(1000):
         turns.enqueue(number, used=False)
-    assert turns.turn_length == TURN / 20
+    assert turns.turn_seconds == TURN / 20
     turns.spent = PASS / 2
     assert not turns.is_pass_time_up
     turns.spent += PASS

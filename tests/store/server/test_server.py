@@ -226,7 +226,7 @@ async def test_of_several_sockets_the_url_has_the_host_that_was_given() -> None:
         for host in ("127.0.0.2", "127.0.0.3"):
             async with store.connect(f"tcp://{host}:{server.port}") as client:
                 await client.ping()
-                assert client.end_addresses == ("127.0.0.1", host)
+                assert client.socket_addresses == ("127.0.0.1", host)
 
 
 async def test_a_port_in_use_is_an_error_of_the_system() -> None:

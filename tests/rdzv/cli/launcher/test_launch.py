@@ -16,7 +16,7 @@ import pytest
 
 import rdzv
 import store
-from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, Job, Ranks, environment_of, process_ranks
+from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, Job, NodeRanks, environment_of, process_ranks
 from rdzv.cli.launcher.job_round import SUCCEEDED
 from rdzv.cli.launcher.launch import _join_round
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, label_lines, open_log
@@ -381,8 +381,8 @@ def participant(rank: int, **attributes: str) -> Participant:
 
 def test_a_nodes_first_process_comes_after_all_processes_of_the_nodes_before_it() -> None:
     members = [participant(0, nproc="2"), participant(1), participant(2, nproc="8", rack="r1")]
-    assert process_ranks(0, members, 2) == Ranks(first_rank=0, world_size=11)
-    assert process_ranks(2, members, 8) == Ranks(first_rank=3, world_size=11)
+    assert process_ranks(0, members, 2) == NodeRanks(first_rank=0, world_size=11)
+    assert process_ranks(2, members, 8) == NodeRanks(first_rank=3, world_size=11)
 
 
 @pytest.mark.parametrize("nproc", ["many", "0", "-1", ""])
@@ -404,7 +404,7 @@ async def test_no_variable_is_read_back_as_a_parameter(server: str) -> None:
     async with rdzv.connect(f"{server}/job?min_nodes=1") as handler:
         info = await handler.next_rendezvous()
         job = Job(url=server, command=("true",))
-        told = environment_of(job, info, Ranks(first_rank=0, world_size=1), local_rank=0, restarts=0)
+        told = environment_of(job, info, NodeRanks(first_rank=0, world_size=1), local_rank=0, restarts=0)
     assert (told["TORCHELASTIC_RESTART_COUNT"], told["TORCHELASTIC_RUN_ID"], told["ROLE_RANK"]) == ("0", "job", "0")
     names = {*told, BEAT_DIR, CHECKPOINT_FILE, ERROR_FILE}
     assert names & {Source.ENVIRONMENT.name_of(name) for name in PARAMETERS} == set()

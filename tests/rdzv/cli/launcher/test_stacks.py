@@ -56,16 +56,16 @@ async def test_all_threads_of_all_processes_are_shown_by_rank_and_the_processes_
     stacks = WorkerStacks(tmp_path)
     with worker(stacks, "-c", HANGS, "--stdin", rank=10) as late, worker(stacks, "-c", HANGS, rank=2):
         async with asyncio.timeout(LIMIT):
-            while (text := await stacks.dump([2, 3, 10])).count("in wait_for_the_others") < 3:
+            while (text := await stacks.collect([2, 3, 10])).count("in wait_for_the_others") < 3:
                 pass  # a process that has just written "up" may not be waiting yet
         for _ in range(2):  # each dump holds only the current stacks
-            text = await stacks.dump([2, 3, 10])
+            text = await stacks.collect([2, 3, 10])
             assert text.count("in wait_for_the_others") == 3
             assert text.index("rank 2, process") < text.index(f"rank 10, process {late.pid}:")
             assert "rank 3: no Python process that could be asked" in text
         late.communicate("")
         assert late.returncode == 0
-        assert "rank 10" not in await stacks.dump()
+        assert "rank 10" not in await stacks.collect()
 
 
 async def test_a_forked_child_answers_and_a_stopped_one_is_reported_as_stopped(
@@ -75,13 +75,13 @@ async def test_a_forked_child_answers_and_a_stopped_one_is_reported_as_stopped(
     forks = "import os, time\npid = os.fork()\npid and print('up', flush=True)\ntime.sleep(1000)"
     with worker(stacks, "-c", forks) as parent:
         async with asyncio.timeout(LIMIT):
-            while (text := await stacks.dump()).count("rank 0, process") < 2:
+            while (text := await stacks.collect()).count("rank 0, process") < 2:
                 pass  # the parent may be up before its child is
         (child,) = {int(pid) for pid in re.findall(r"process (\d+):", text)} - {parent.pid}
         os.kill(child, signal.SIGSTOP)
         monkeypatch.setattr(stacks_room, "ANSWER_WITHIN", 0.3)
         try:
-            text = await stacks.dump()
+            text = await stacks.collect()
             assert f"process {child} does not answer" in text
             if sys.platform == "linux":
                 assert "T (stopped)" in text
@@ -94,7 +94,7 @@ async def test_a_process_that_ends_during_the_request_is_reported_as_not_answeri
     stacks = WorkerStacks(tmp_path)
     with worker(stacks, "-c", HANGS) as process:
         os.kill(process.pid, signal.SIGSTOP)
-        asked = asyncio.create_task(stacks.dump())
+        asked = asyncio.create_task(stacks.collect())
         await asyncio.sleep(0)  # the dump is under way now
         process.kill()
         process.wait()
@@ -106,7 +106,7 @@ async def test_a_process_that_has_executed_another_program_is_sent_no_signal(tmp
     stacks = WorkerStacks(tmp_path)
     becomes = "import os; os.execvp('sh', ['sh', '-c', 'echo up; cat; echo end'])"
     with worker(stacks, "-c", becomes) as process:
-        assert "rank 0: no Python process" in await stacks.dump([0])
+        assert "rank 0: no Python process" in await stacks.collect([0])
         output, _ = process.communicate("")
         assert (output, process.returncode) == ("end\n", 0)
 

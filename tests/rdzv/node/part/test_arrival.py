@@ -57,9 +57,9 @@ def test_a_record_is_sent_only_on_a_lease_that_is_kept() -> None:
 def test_a_written_record_is_current_at_its_revision_until_it_is_withdrawn() -> None:
     one = arrival(in_state=ArrivalState.STANDING)
     assert one.record == RECORD.replace(arrival=7)
-    assert (one.revision, one.is_current(7), one.is_current(6)) == (7, True, False)
+    assert (one.revision, one.is_recorded(7), one.is_recorded(6)) == (7, True, False)
     one.on_withdraw()
-    assert not one.is_current(7)
+    assert not one.is_recorded(7)
 
 
 @pytest.mark.parametrize("how", ["on_lease_lost", "on_withdraw"])
@@ -79,4 +79,4 @@ def test_a_member_whose_arrival_is_refused_is_still_a_member() -> None:
     one.on_send(RECORD)
     one.on_write_refused()
     assert one.state is ArrivalState.TAKEN_IN
-    assert one.is_current(7)
+    assert one.is_recorded(7)

@@ -44,7 +44,7 @@ class AwayStore:
         """Do nothing: this store never reconnects."""
 
     def come_back(self, *, observed_address: str, ends: tuple[str, str] | None = None) -> None:
-        self.connected, self.observed_address, self.end_addresses = True, observed_address, ends
+        self.connected, self.observed_address, self.socket_addresses = True, observed_address, ends
         for callback in self.callbacks:
             callback(True)
 
@@ -136,7 +136,7 @@ async def test_a_node_that_was_refused_for_its_settings_may_join_later() -> None
     async with VirtualRun(min_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")
         joining = await run.join(a)
-        a.node.part.set_settings_error({**a.node.part.settings.shared(), "max_nodes": 3})
+        a.node.part.fail_on_new_settings({**a.node.part.settings.shared(), "max_nodes": 3})
         with pytest.raises(RendezvousSettingsError, match="max_nodes"):
             await joining
         assert [info.world_size for info in await run.meet(a, b)] == [2, 2]

@@ -9,7 +9,7 @@ import pytest
 from rdzv.core.decision import Joiner
 from rdzv.core.round import Round
 from rdzv.core.state import Head
-from rdzv.core.stopping import BegunStep, Stop
+from rdzv.core.stopping import LastBegun, RoundStop
 from rdzv.core.stuck.step_log import StepLog
 from rdzv.errors import RendezvousGracefulExitError
 from rdzv.membership import Membership
@@ -43,17 +43,17 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
     answers: list[Any] = []
 
     async def transact(*, when: Any, then: Any) -> None:  # noqa: ARG001
-        answers.extend(BegunStep.unpack(put.value) for put in then)
+        answers.extend(LastBegun.unpack(put.value) for put in then)
 
     store = SimpleNamespace(time=asyncio.get_running_loop().time, transact=transact, store_id="it")
     follower = SimpleNamespace(
-        head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, watch_bans_of=set
+        head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, watch_attribute_bans=set
     )
     link = cast("Any", SimpleNamespace(store=store, follower=follower))
     noticing = asyncio.create_task(MembershipWatcher(part, link).run())
     try:
         await asyncio.sleep(0)
-        follower.head = Head(round=round, stop=Stop(round=7, why="1 node waiting to join"))
+        follower.head = Head(round=round, stop=RoundStop(round=7, why="1 node waiting to join"))
         part.listeners.notify()
         await asyncio.sleep(1)
         assert not answers
@@ -62,8 +62,8 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
     finally:
         await cancel_and_wait(noticing)
         part.port.release()
-    assert answers == [BegunStep(round=7, step=None)]
-    assert not membership.gate.begin_step(0), "and it begins no step before the members have agreed"
+    assert answers == [LastBegun(round=7, step=None)]
+    assert not membership.gate.try_begin_step(0), "and it begins no step before the members have agreed"
 
 
 def watcher_of(client: Client, arrival: SimpleNamespace, **of_the_part: Any) -> tuple[MembershipWatcher, Any]:
@@ -72,23 +72,23 @@ def watcher_of(client: Client, arrival: SimpleNamespace, **of_the_part: Any) -> 
     return MembershipWatcher(cast("Any", SimpleNamespace(arrival=arrival, **same, **of_the_part)), link), link
 
 
-FOLLOWER = SimpleNamespace(head=Head(), resets=0, own_ban=None, watch_bans_of=lambda _: None)
+FOLLOWER = SimpleNamespace(head=Head(), resets=0, own_ban=None, watch_attribute_bans=lambda _: None)
 IN_STEPS = Round(number=7, term=1, size=2, buckets=1, host="h", port=1, in_steps=True)
 
 
 @pytest.mark.parametrize(
     ("stop", "round", "lease", "answers"),
     [
-        (Stop(round=7), IN_STEPS, 5, 1),  # once, however often it looks
-        (Stop(round=7), IN_STEPS, None, 0),
-        (Stop(round=7), IN_STEPS.replace(in_steps=False), 5, 0),
-        (Stop(round=6), IN_STEPS, 5, 0),
-        (Stop(round=7, decided=True), IN_STEPS, 5, 0),
+        (RoundStop(round=7), IN_STEPS, 5, 1),  # once, however often it looks
+        (RoundStop(round=7), IN_STEPS, None, 0),
+        (RoundStop(round=7), IN_STEPS.replace(in_steps=False), 5, 0),
+        (RoundStop(round=6), IN_STEPS, 5, 0),
+        (RoundStop(round=7, decided=True), IN_STEPS, 5, 0),
         (None, IN_STEPS, 5, 0),
     ],
 )
 async def test_which_questions_a_member_answers(
-    stop: Stop | None, round: Round, lease: int | None, answers: int
+    stop: RoundStop | None, round: Round, lease: int | None, answers: int
 ) -> None:
     part, written = part_of(), []
     part.arrival = cast("Any", SimpleNamespace(lease=lease and SimpleNamespace(id=lease)))
@@ -128,7 +128,7 @@ async def test_a_drains_deadline_removes_the_record_that_it_found(
         elif stored == "none":
             await client.delete(key)
         leaving = None if left is None else SimpleNamespace(until=client.time() + left, reason="")
-        arrival = SimpleNamespace(record=record, state=state, is_current=lambda _: True)
+        arrival = SimpleNamespace(record=record, state=state, is_recorded=lambda _: True)
         watcher, link = watcher_of(
             client, arrival, announced_drain=lambda _: leaving, note_removal=lambda _, why: said.append(why)
         )
@@ -165,7 +165,7 @@ async def test_a_record_that_is_gone_ends_the_membership(
         watcher, link = watcher_of(
             client,
             SimpleNamespace(
-                record=record, state=state, is_current=lambda _: current, on_removed=lambda: said.append("removed")
+                record=record, state=state, is_recorded=lambda _: current, on_removed=lambda: said.append("removed")
             ),
             end_membership=lambda why, dropped: said.append((why.partition(";")[0], dropped)),
             listeners=SimpleNamespace(notify=lambda: said.append("told")),

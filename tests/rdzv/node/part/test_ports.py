@@ -143,7 +143,7 @@ sys.exit(subprocess.run([sys.executable, "-m", "rdzv", "run", url, "--", "true"]
 
 LACKING = """
 import os, resource, socket, subprocess, sys
-from rdzv.backends.bind_address import CannotProbeError, find_accepting_targets
+from rdzv.backends.bind_address import NoProbeSocketError, find_accepting_targets
 from rdzv.node.link.ports import HeldPort, NoFreePortError
 
 targets = [(int(socket.AF_INET), ("127.0.0.1", 1))]
@@ -160,7 +160,7 @@ asks = lambda: find_accepting_targets(targets)
 for call in (asks, lambda: HeldPort().reserve(), lambda: HeldPort("1000-1001").reserve()):
     try:
         print(call())
-    except (CannotProbeError, NoFreePortError) as error:
+    except (NoProbeSocketError, NoFreePortError) as error:
         print(error)
     if call is asks and sys.argv[1] == "files":
         os.open(os.devnull, os.O_RDONLY)  # none is free from now on

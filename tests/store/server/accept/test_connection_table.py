@@ -193,7 +193,7 @@ async def test_a_connection_that_is_served_does_not_make_way_until_afterwards() 
     table.begin_request(page)
     await asyncio.sleep(2.0)
     assert table.make_room()
-    table.end_request(page)
+    table.mark_unauthenticated(page)
     assert not table.make_room(), "it has been of use a moment ago"
     await asyncio.sleep(2.0)
     assert table.make_room()
