@@ -68,7 +68,7 @@ async def test_the_logs_of_earlier_rounds_are_renamed_once_they_have_been_read(t
         named = ("--rdzv-backend=rdzv", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job", "--nnodes=1:2")
         options = (*named, "--max-restarts=3", f"--log-dir={logs / name}", "--tee=3")
         command = (sys.executable, "-c", AGENT, *options, str(tmp_path / "train.py"), str(tmp_path / f"fail-{name}"))
-        return await stack.enter_async_context(start(*command, env={"OMP_NUM_THREADS": "1"}))
+        return await stack.enter_async_context(start(*command, env={"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}))
 
     async def begins(child: Child, what: str) -> int:
         return int((await child.line(containing=f"begins {what} ")).split()[-1])
