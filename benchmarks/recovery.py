@@ -121,7 +121,7 @@ if sys.argv[2:] == ["untold"]:
     async def say_nothing(node, membership, why):
         pass
 
-    round_monitor.report_unknown_death = say_nothing
+    round_monitor.accuse_unknown_member = say_nothing
 for round in rdzv.torch.rounds(sys.argv[1]):
     with round:
         step, first = round.sync_state(model, optimizer, step), True

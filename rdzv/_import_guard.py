@@ -35,7 +35,7 @@ def _shadowing_file() -> str | None:
     return None if is_ours else str(file)
 
 
-def _foreign_store_error(found: str) -> ImportError:
+def _foreign_package_error(found: str) -> ImportError:
     return ImportError(
         f"rdzv needs its own package `store`, and found {found}. If that is a file of yours, rename that file, or take "
         f"its folder off the path. If another distribution was installed over ours: pip uninstall store; then "
@@ -47,7 +47,7 @@ def _explain_foreign_store(error: Exception) -> Exception:
     where = error.name if isinstance(error, ImportError) else getattr(getattr(error, "obj", None), "__name__", "")
     if (where or "").partition(".")[0] != "store":
         return error  # a dependency is missing; the error names it
-    return _foreign_store_error(f"a package in {_FOLDER} of which files were replaced or are missing ({error})")
+    return _foreign_package_error(f"a package in {_FOLDER} of which files were replaced or are missing ({error})")
 
 
 if not Path(__file__).exists():
@@ -57,7 +57,7 @@ if not Path(__file__).exists():
     )
 _found = _shadowing_file()
 if _found is not None:
-    raise _foreign_store_error(_found)
+    raise _foreign_package_error(_found)
 try:
     from store.lazy_names import lazy_names as _lazy_names
 except ImportError as _error:

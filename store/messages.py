@@ -513,7 +513,7 @@ class ListGroups(Request[KeyGroupsPage], code=22, kw_only=True):
 
 
 class ListNotes(Request[NotePage], code=24, kw_only=True):
-    """List the notes of the leases of keys that start with `prefix` and sort after `after`."""
+    """List a page of notes: for each key with `prefix`, sorted after the key `after`, its lease's note."""
 
     prefix: str
     after: str = ""

@@ -16,7 +16,7 @@ not mix their kinds in `==`, sets or keys.
 - An `IntEnum` takes a member's number; an unknown number becomes `OTHER`, if defined. A `Literal` takes any text.
 - A `StrEnum` takes a member's word; its `_missing_` converts unknown words.
 - The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes what Y takes;
-  `Annotated[str, ConvertedTextKind(f)]` takes a text, which becomes f(text).
+  `Annotated[str, NormalizedTextKind(f)]` takes a text, which becomes f(text).
 - A field missing at the end has its default, and extra fields (of a later release) are ignored. So a new field goes to
   the end of its record, with a default.
 """
@@ -91,8 +91,8 @@ class _FieldKind:
         return self.read(value)
 
 
-class ConvertedTextKind(_FieldKind):
-    """A text that is converted when sent and read: `Annotated[str, ConvertedTextKind(shorten)]`."""
+class NormalizedTextKind(_FieldKind):
+    """A text that is converted when sent and read: `Annotated[str, NormalizedTextKind(shorten)]`."""
 
     def __init__(self, change: Callable[[str], str]) -> None:
         super().__init__(self._read_value)

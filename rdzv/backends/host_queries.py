@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from store.net.racing import Resolved
 
 ANSWERS_WITHIN: Final = 3.0  # seconds for a host to answer
-ASK_AGAIN_AFTER: Final = 0.2  # seconds between searches
+ASK_AGAIN_AFTER: Final = 0.2  # seconds from a failed search for the serving host to the next
 ALSO_WITHIN: Final = 0.05  # seconds, the least limit for further answers once a host serves
 ATTEMPT: Final = 0.4  # seconds, the least limit for answers at a reconnect
 FRAME_HEAD_BYTES: Final = 4

@@ -130,7 +130,7 @@ Act = ApplyResize | Expel | CommitRound | WriteRoundProgress | WriteRoundStop | 
 LAST_CALL_GRACE = 10.0  # seconds that join timeouts stay suspended after a last call, as a new coordinator may commit
 MANY = 64  # from this many nodes on, a change that no node acts upon is reported less often
 UNBANS_AT_ONCE = 16  # lifted bans that one write of the history adds, at most
-RETRY_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes
+RETRY_AFTER = 1.0  # seconds without an event until a failed rank order, or a rejected commit, is tried again
 PROBLEM_MOST = 200  # characters of `Progress.problem`, which every node receives
 GIVEN_UP_MOST = 300  # characters of `Progress.given_up`, which may name many nodes
 

@@ -22,7 +22,7 @@ import msgpack
 
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from store.printable import make_logger
-from store.records import ConvertedTextKind, Record, UnfitError, brief
+from store.records import NormalizedTextKind, Record, UnfitError, brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -49,7 +49,7 @@ def checked_text(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> s
     return fit_bytes(given, most=most)
 
 
-Prose = Annotated[str, ConvertedTextKind(fit_bytes)]
+Prose = Annotated[str, NormalizedTextKind(fit_bytes)]
 """The type of a text field, which `fit_bytes` cuts."""
 
 

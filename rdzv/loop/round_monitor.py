@@ -264,7 +264,7 @@ class RoundMonitor:
         if self.membership.round.size == 1:
             return False
         with contextlib.suppress(RendezvousError):  # the accusation only makes losses known sooner
-            await report_unknown_death(self.node, self.membership, how or repr(failure))
+            await accuse_unknown_member(self.node, self.membership, how or repr(failure))
         return True
 
     async def _wait_for_possible_loss(self) -> None:
@@ -339,7 +339,7 @@ def describe_gone_nodes(gone: NodesLost | NodesLeft) -> str:
     return f"{names} and {more} more" if more > 0 else names
 
 
-async def report_unknown_death(node: Node, membership: Membership, why: str) -> None:
+async def accuse_unknown_member(node: Node, membership: Membership, why: str) -> None:
     """Report a death without knowing whose: the coordinator counts a disconnected member as lost before `gone_ttl`."""
     link = await node.get_session()
     with contextlib.suppress(StoreError):

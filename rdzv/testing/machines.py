@@ -167,7 +167,7 @@ class StoreHost:
         self.disk: Disk | None = self.make_disk(self.store_id) if durable else None
 
     def make_disk(self, store_id: str) -> Disk:
-        """Return the disk."""
+        """Return a new, empty disk for this store."""
         return Disk(self._rng, store_id=store_id)
 
     def new_journal(self, disk: Disk, host: SimulatedLoop) -> SimulatedJournal:

@@ -5,7 +5,7 @@
     PrefixStore, gloo, the agent        >  TorchStore     >  the blocking shared store  >  one socket per thread
     DynamicRendezvousHandler            >  TorchRendezvousBackend  >  a blocking client
 
-No pickle enters our store, except the state that PyTorch's own `DynamicRendezvousHandler` gives its backend.
+These adapters store no pickle, except the state that PyTorch's own `DynamicRendezvousHandler` gives its backend.
 """
 
 from rdzv.torch.backend import TorchRendezvousBackend

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 IDLE_MOST = 60.0  # seconds; a channel idle for longer is closed, unless no other is free
 GIVEN_BACK_AT_ONCE = 8  # the most idle channels that one `Client.call` closes
-PASSED_ON_WITHIN = 1.0  # seconds to move an idle channel's leases to another channel, before it is closed
+PASSED_ON_WITHIN = (
+    1.0  # seconds for each of two pings that move an idle channel's leases to another; it stays open if one fails
+)
 LEASED = frozenset({Grant, KeepAlive, Revoke, Transact})  # requests that may change which connection keeps a lease
 
 R = TypeVar("R", bound=Response)

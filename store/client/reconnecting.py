@@ -224,7 +224,7 @@ class ReconnectingClient(interface.Store):
         self._trying: Connection | None = None  # a new connection on which the server has not sent bytes yet
         self._parked: set[int] = set()  # ids of the waits in flight, which `IN_FLIGHT_MAX` does not count
         self._writable = True
-        self._eased = asyncio.Event()  # set when another request may be sent
+        self._eased = asyncio.Event()  # set when there may be room for a request, or after a failure
         self._attempt = 0  # attempts that failed since the last welcome
         self._away_since = 0.0
         self.last_problem: str = NEVER_ANSWERED

@@ -76,7 +76,7 @@ def _range_end(prefix: bytes) -> bytes:
 
 
 def prefix_span(prefix: str) -> Span:
-    """Return the keys that start with a prefix."""
+    """Return the span of all keys that start with a prefix."""
     start = prefix.encode()
     return start or b"\0", _range_end(start)
 

@@ -70,7 +70,7 @@ class TcpDialer:
             raise ClosedBeforeGreeting(IN_THE_HANDSHAKE) if context else error from None
 
     async def choose_addresses(self, context: ssl.SSLContext | None) -> None:
-        """Set `addresses` before connecting; a subclass for several hosts overrides this."""
+        """Do nothing; a subclass for several hosts sets `addresses` here, before each attempt to connect."""
 
 
 async def find_route(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:

@@ -35,7 +35,7 @@ log: logging.Logger = logging.getLogger(__name__)
 STAGGER = 0.25  # seconds, as RFC 8305 recommends
 
 CHECK_EVERY = 0.5  # seconds between the calls of `check` in `connect_blocking`
-LOOKED_UP_WITHIN = 1.0  # seconds to wait for a lookup; then known addresses that have worked are used
+LOOKED_UP_WITHIN = 1.0  # seconds for a lookup; then the last lookup's addresses are used, if one has worked
 HOLDS_FOR = 3.0  # seconds that a lookup's result is used for; more than the longest pause between attempts
 TOLD_MOST = 4  # the most addresses of a name in one message
 UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # no failures; EAGAIN: memory is short

@@ -67,7 +67,7 @@ class PendingCommits:
             self._passing = self._last_small
 
     def step_to_wait_for(self, request: Request[Any], response: Response) -> tuple[int, Response]:
-        """Return the number of the step that must be on disk before the reply is sent, and the adjusted reply."""
+        """Return the number of the step that must be on disk before the reply, and the reply as it is true then."""
         if self.appended <= self.durable:
             return self.durable, response
         number = self.appended if isinstance(response, Failed) else self._last_step_in_reply(request)

@@ -1,4 +1,4 @@
-"""Carries out the requests of peers in turns (`round_robin`), and has `dispatcher` send the results.
+"""Carries out the requests of peers in turns (`round_robin`), and has `deliverer` send the results.
 
 A request is carried out, and all its results are queued, without an `await`, so that no other request comes between.
 A peer's requests wait while it does not read its answers: one packet of requests may ask for gigabytes.
@@ -19,7 +19,7 @@ from store.engine.processes import DisconnectKind
 from store.errors import AuthenticationError, ProtocolError
 from store.messages import Failed, Figures, Guarded, Stats, Watch
 from store.protocol.wire import Bye, Hello, Rejection
-from store.server.dispatcher import Dispatcher
+from store.server.deliverer import Deliverer
 from store.server.log_lines import RateLimitedLog
 from store.server.outbox import PIECE_BYTES
 from store.server.round_robin import TURN, RoundRobin
@@ -57,9 +57,9 @@ class RequestScheduler:
         self._slow_lines = RateLimitedLog(self.clock)
         self._turns: RoundRobin[Peer] = RoundRobin()
         self._pass_comes = False
-        self.dispatcher: Dispatcher = Dispatcher(self.peers, stopwatch=self.stopwatch, request_pass=self._schedule_pass)
+        self.deliverer: Deliverer = Deliverer(self.peers, stopwatch=self.stopwatch, request_pass=self._schedule_pass)
         self.handle_accept: Callable[[Peer], None] = self.handshakes.handle_accept
-        self.write_later: Callable[[Peer], None] = self.dispatcher.write_later
+        self.write_later: Callable[[Peer], None] = self.deliverer.write_later
         # Peers that are not read until the disk has caught up, or until their notifications are queued.
         self._slowed: dict[Peer, None] = {}
         # Peers whose next request waits until the journal's next group has room.
@@ -68,7 +68,7 @@ class RequestScheduler:
 
     def handle_disconnect(self, peer: Peer) -> None:
         """See `PeerCallbacks.handle_disconnect`."""
-        self.dispatcher.remove_peer(peer)
+        self.deliverer.remove_peer(peer)
         self._slowed.pop(peer, None)
         self._for_disk.pop(peer, None)
         self._turns.remove(peer)
@@ -84,7 +84,7 @@ class RequestScheduler:
             return  # requests are ignored while the journal writes its last group
         assert peer.unread is None, "a peer is not read while its requests wait"
         data = bytes(self.buffer[:size])  # copied: all peers share the buffer
-        if self._pass_comes and (self._must_yield or self.dispatcher.peer_is_behind(peer.id)):
+        if self._pass_comes and (self._must_yield or self.deliverer.peer_is_behind(peer.id)):
             peer.unread = peer.connection.receive(data)
         elif not self._try_at_once(peer, data, now):
             is_read = peer.work is not None or peer.stalled is not None
@@ -126,10 +126,10 @@ class RequestScheduler:
             self.peers.disconnect_peer(peer, Rejection("protocol", str(error)))
             return True
         finally:
-            if self.dispatcher.dirty:
-                self.dispatcher.flush()
+            if self.deliverer.dirty:
+                self.deliverer.flush()
             took = self.stopwatch() - began
-            self._add_pass_time(took)
+            self._charge_to_pass(took)
         if took > SLOW or self.on_request is not None:
             self._report_request(peer, asked[2], response, took)
         return peer.work is None
@@ -137,7 +137,7 @@ class RequestScheduler:
     def _serve_or_queue_peer(self, peer: Peer) -> None:
         if self._durability.leaving or peer.unread is None or peer in self._turns or peer in self._for_disk:
             return
-        if self.dispatcher.peer_is_behind(peer.id):
+        if self.deliverer.peer_is_behind(peer.id):
             self._pause_slow_reader(peer)
             return
         if self._must_yield:
@@ -151,8 +151,8 @@ class RequestScheduler:
         except ProtocolError as error:
             self.peers.disconnect_peer(peer, Rejection("protocol", str(error)))
         finally:
-            self.dispatcher.flush()
-            self._add_pass_time(self.stopwatch() - began)
+            self.deliverer.flush()
+            self._charge_to_pass(self.stopwatch() - began)
 
     def _run_peer_turn(self, peer: Peer, began: float) -> None:
         """Carry out a peer's requests until its turn is over, its outbox is full, the disk lags, or none is left."""
@@ -185,7 +185,7 @@ class RequestScheduler:
                         self._report_request(peer, item[2], response, took)
             if peer.gone:
                 return
-            if self.dispatcher.peer_is_behind(peer.id):
+            if self.deliverer.peer_is_behind(peer.id):
                 self._pause_slow_reader(peer)
                 return
             if peer.outbox.bytes > PIECE_BYTES:
@@ -198,12 +198,12 @@ class RequestScheduler:
                 return
 
     def _send_welcome(self, peer: Peer, welcome: bytes) -> None:
-        self.dispatcher.send(peer, welcome)
-        self.dispatcher.flush()
+        self.deliverer.send(peer, welcome)
+        self.deliverer.flush()
 
     @property
     def _must_yield(self) -> bool:
-        return self._turns.is_pass_time_up or self.dispatcher.is_overloaded
+        return self._turns.is_pass_time_up or self.deliverer.is_overloaded
 
     def _queue_for_turn(self, peer: Peer, *, used: bool) -> None:
         self._turns.enqueue(peer, used=used)
@@ -214,7 +214,7 @@ class RequestScheduler:
         peer.pause_reading()
         self._slowed[peer] = None
 
-    def _add_pass_time(self, seconds: float) -> None:
+    def _charge_to_pass(self, seconds: float) -> None:
         self._turns.spent += seconds
         if self._turns.spent > TURN:  # time for a new pass of the loop, which sets `spent` to 0
             self._schedule_pass()
@@ -227,19 +227,19 @@ class RequestScheduler:
     def _run_pass(self) -> None:
         self._pass_comes = False
         self._turns.spent = 0.0
-        if self.dispatcher.has_more:
+        if self.deliverer.has_more:
             began = self.stopwatch()
-            self.dispatcher.run_turn(TURN)
+            self.deliverer.run_turn(TURN)
             self._turns.spent = self.stopwatch() - began
             if not self._durability.is_overloaded:
                 self._resume_slowed_peers()
-        self.dispatcher.flush()
+        self.deliverer.flush()
         while not self._must_yield and (peer := self._turns.next()) is not None:
             self._serve_or_queue_peer(peer)
             peer.resume_requests()
         while self._for_disk and not self._must_yield and not self._durability.delays_large_writes:
             self._for_disk.popitem(last=False)[0].resume_requests()
-        if self._turns or self.dispatcher.has_more or (self._for_disk and not self._durability.delays_large_writes):
+        if self._turns or self.deliverer.has_more or (self._for_disk and not self._durability.delays_large_writes):
             self._schedule_pass()
 
     async def wait_for_first_turns(self) -> None:
@@ -250,7 +250,7 @@ class RequestScheduler:
 
     def seconds_waiting_by_peer(self, now: float) -> dict[int, float]:
         """Map the id of each peer with waiting requests to `Peer.seconds_waiting`."""
-        waiting = chain(self._turns, self._slowed, self._for_disk, self.dispatcher.peers_awaiting_disk())
+        waiting = chain(self._turns, self._slowed, self._for_disk, self.deliverer.peers_awaiting_disk())
         return {peer.id: peer.seconds_waiting(now) for peer in waiting if peer.reading_paused}
 
     def _apply_request(
@@ -268,21 +268,21 @@ class RequestScheduler:
             if response is not None:
                 number, response = self._durability.pending_commits.step_to_wait_for(request, response)
         if response is not None:
-            frame = self.dispatcher.encode(request_id, response)
+            frame = self.deliverer.encode(request_id, response)
             if alone:
-                self.dispatcher.send_batch_of_one(peer, frame, number)
+                self.deliverer.send_batch_of_one(peer, frame, number)
             else:
-                self.dispatcher.send(peer, frame, number=number)
+                self.deliverer.send(peer, frame, number=number)
         if deliveries or engine.has_chores:
-            self.dispatcher.deliver(deliveries, opening=type(request) is Watch)
+            self.deliverer.deliver(deliveries, opening=type(request) is Watch)
         return response
 
     def _continue_work(self, peer: Peer, work: LongRead) -> None:
         applied = self._durability.engine.continue_long_request(work)
         peer.work = applied.work
         if applied.response is not None:
-            self.dispatcher.send(peer, self.dispatcher.encode(work.watcher[1], applied.response))
-        self.dispatcher.deliver(applied.deliveries, opening=True)
+            self.deliverer.send(peer, self.deliverer.encode(work.watcher[1], applied.response))
+        self.deliverer.deliver(applied.deliveries, opening=True)
 
     def _report_request(self, peer: Peer, request: Request[Any], response: Response | None, took: float) -> None:
         if self.on_request is not None:
@@ -294,7 +294,7 @@ class RequestScheduler:
 
     def note_durable(self, number: int) -> None:
         """Send the frames that waited for step `number`, and resume reading from paused peers."""
-        self.dispatcher.release_durable_frames(number)
+        self.deliverer.release_durable_frames(number)
         self._resume_slowed_peers()
         if self._for_disk:
             self._schedule_pass()

@@ -201,8 +201,8 @@ class Server(NotPicklable):
         now = self._clock()
         deliveries = self._engine.tick(now=now, unheard=unheard | self._scheduler.seconds_waiting_by_peer(now))
         self._durability.record_changes()
-        self._scheduler.dispatcher.deliver(deliveries)
-        self._scheduler.dispatcher.flush()
+        self._scheduler.deliverer.deliver(deliveries)
+        self._scheduler.deliverer.flush()
 
     def _may_expire_leases(self) -> bool:
         """Return False during a shutdown, and while the disk has failed or is so slow that requests wait."""
@@ -223,7 +223,7 @@ class Server(NotPicklable):
                 await self._durability.stop()
             for peer in list(self._peers.by_id.values()):
                 if peer.connection.is_authenticated:
-                    self._scheduler.dispatcher.send(peer, wire.encode_bye("the server is leaving"))
+                    self._scheduler.deliverer.send(peer, wire.encode_bye("the server is leaving"))
                     peer.close()
                 else:  # before its welcome, a client cannot decode a goodbye; a refusal makes it retry
                     peer.refuse(Rejection("limit", "the server is leaving"))

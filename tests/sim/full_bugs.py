@@ -13,7 +13,7 @@ from rdzv.node.coordinator import term as coordinator
 from rdzv.shared_store.fencing import FencedCall
 from rdzv.shared_store.store import SharedStore
 from store.messages import Event, Guarded, Put, Request, Transact
-from store.server.dispatcher import Dispatcher
+from store.server.deliverer import Deliverer
 from tests.sim.full_node import commits
 from tests.sim.machines import Seams
 from tests.sim.store_bugs import say_at_once
@@ -142,6 +142,6 @@ FULL_BUGS = {
     "a live member that is taken for a waiting node": _planted(coordinator, "TermView", CredulousView),
     "a loss that is not reported": _planted(coordinator, "TermView", SilentView),
     "a zombie's write that is not fenced": Seams(plant=_as_if_members_still, client=UnfencedWrites),
-    "an acknowledgement before the commit": _planted(Dispatcher, "_queue_frame", say_at_once),
+    "an acknowledgement before the commit": _planted(Deliverer, "_queue_frame", say_at_once),
 }
 """Each bug by name, as it is planted."""

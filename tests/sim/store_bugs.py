@@ -9,7 +9,7 @@ from store.engine.changeset import ChangeSet, SavedStore
 from store.engine.sessions import Session, Sessions
 from store.engine.watches import History
 from store.messages import Event, Request
-from store.server.dispatcher import Dispatcher
+from store.server.deliverer import Deliverer
 from store.server.journal import Journal
 from store.server.peer import Peer
 from store.server.pending_commits import PendingCommits
@@ -69,7 +69,7 @@ def _from_the_next(
     return _page(self, revision + 1, prefix, **options)
 
 
-def say_at_once(self: Dispatcher, peer: Peer, frame: bytes, number: int) -> None:  # noqa: ARG001
+def say_at_once(self: Deliverer, peer: Peer, frame: bytes, number: int) -> None:  # noqa: ARG001
     """Send replies before their changes are on disk."""
     peer.outbox.queue(frame)
     self.dirty[peer] = None
@@ -104,7 +104,7 @@ STORE_BUGS = {
     "a reply that does not survive the store": Seams(journal=ReplylessJournal),
     "a row of the journal that is passed over": Seams(journal=DamagedJournal),
     "a turn that is forgotten": _planted(RoundRobin, "enqueue", _stand_in_no_ring),
-    "an acknowledgement before the commit": _planted(Dispatcher, "_queue_frame", say_at_once),
+    "an acknowledgement before the commit": _planted(Deliverer, "_queue_frame", say_at_once),
     "an event lost on reconnecting": _planted(History, "page", _from_the_next),
     "a lease that is resurrected": Seams(journal=ForgetfulJournal),
 }

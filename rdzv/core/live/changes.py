@@ -75,20 +75,20 @@ def _without_ages(value: Any) -> Any:
 
 def without_jitter(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the report `now`, but keep times of `before` that differ by less than `WAVERS`, and unchanged members."""
-    made = {name: _keep_nearby_times(before.get(name), value) for name, value in now.items() if name != "members"}
+    made = {name: _ignore_time_jitter(before.get(name), value) for name, value in now.items() if name != "members"}
     members = {one["node_id"]: one for one in before.get("members", ())}
     made["members"] = [_keep_member_times(members.get(one["node_id"]), one) for one in now["members"]]
     return made
 
 
-def _keep_nearby_times(before: Any, now: Any) -> Any:
+def _ignore_time_jitter(before: Any, now: Any) -> Any:
     match now:
         case float() if now > HOURS_FROM and isinstance(before, float) and abs(now - before) < WAVERS:
             return before
         case dict() if isinstance(before, dict):
-            return {name: _keep_nearby_times(before.get(name), value) for name, value in now.items()}
+            return {name: _ignore_time_jitter(before.get(name), value) for name, value in now.items()}
         case list() if isinstance(before, list) and len(before) == len(now):
-            return [_keep_nearby_times(*pair) for pair in zip(before, now, strict=True)]
+            return [_ignore_time_jitter(*pair) for pair in zip(before, now, strict=True)]
         case _:
             return now
 

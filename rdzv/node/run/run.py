@@ -44,7 +44,7 @@ log: Final = make_logger(__name__)
 
 WITHIN: Final = Parameter("within", duration())
 ENDS_WITHIN: Final = 5.0  # seconds that a cancelled call of `ban` has to complete
-RUNS_NAMED_MOST: Final = 10  # existing runs that the error for a missing run names
+RUNS_NAMED_MOST: Final = 10  # the most existing runs that the error for a missing run names
 
 
 @dataclass(slots=True)

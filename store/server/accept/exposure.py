@@ -11,7 +11,7 @@ TOKEN_BYTES_LEAST = 16  # a shorter token could be guessed
 
 
 def check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool) -> None:
-    """Refuse to listen if anyone could connect or guess the token, unless `insecure`, or if `tls` is a client's."""
+    """Refuse to listen if `tls` is a client's, or, unless `insecure`, if anyone could connect or guess the token."""
     if tls is not None and tls.protocol is ssl.PROTOCOL_TLS_CLIENT:
         raise StoreUsageError(
             "tls is a client's context, which accepts no connection: a server's is PROTOCOL_TLS_SERVER"

@@ -125,12 +125,12 @@ class Driven:
             return news
 
         async def note(*_: object) -> bool:
-            self.did.append("report_unknown_death")
+            self.did.append("accuse_unknown_member")
             return True
 
         monkeypatch.setattr(self.monitor, "claim_end", be_first)
         monkeypatch.setattr(self.monitor, "_wait_for_possible_loss", await_news)
-        monkeypatch.setattr("rdzv.loop.round_monitor.report_unknown_death", note)
+        monkeypatch.setattr("rdzv.loop.round_monitor.accuse_unknown_member", note)
 
     def on_work_end(self, failure: BaseException | str | None) -> NextAfterWork:
         async def in_node(work: Any) -> bool:
@@ -143,7 +143,7 @@ class Driven:
 
 
 HUNG_UP = OSError("peer has hung up")
-ALL = ["claim", "report_unknown_death", "release", "await news"]
+ALL = ["claim", "accuse_unknown_member", "release", "await news"]
 
 
 @pytest.mark.parametrize(

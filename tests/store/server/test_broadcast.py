@@ -13,7 +13,7 @@ from store.limits import MIB, Limits
 from store.messages import Cancel, Done, Found, Get, GetMany, Listing, Ping, Pong, Put, Wait, Watch
 from store.protocol import wire
 from store.protocol.wire import Events
-from store.server import dispatcher
+from store.server import deliverer
 from store.server.outbox import frame_memory
 from tests.support.stores import Peer, introduce, serve_in_memory
 
@@ -87,7 +87,7 @@ async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
     monkeypatch.setattr(wire, "encode_shared_body", counted)
     async with serve_in_memory(network, limits=LIMITS) as server:
         ticks = itertools.count()  # a millisecond with every reading of the clock: in virtual time no turn would end
-        for room, name in ((server._scheduler, "stopwatch"), (server._scheduler.dispatcher, "_stopwatch")):
+        for room, name in ((server._scheduler, "stopwatch"), (server._scheduler.deliverer, "_stopwatch")):
             monkeypatch.setattr(room, name, lambda: next(ticks) / 1000)
         readers = await readers_of(network, kind)
         writer, bystander = await introduce(network, source="writer"), await introduce(network, source="bystander")
@@ -103,14 +103,14 @@ async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
             "... and all, once"
         )
         assert len(encoded) == 1
-        assert max(steps) <= 6 * dispatcher.BYTES_AT_ONCE
+        assert max(steps) <= 6 * deliverer.BYTES_AT_ONCE
         for reader in readers[:STOPPED]:
             reader.transport.resume_reading()
         for reader in readers[:STOPPED]:
             await reader.until(lambda reader=reader: has_value(reader))  # type: ignore[misc]
         await asyncio.sleep(1)
         assert server.figures()["outbox_bytes"] == 0
-        assert not server._scheduler.dispatcher._shared
+        assert not server._scheduler.deliverer._shared
 
 
 async def test_a_wait_that_is_cancelled_while_its_answer_is_sent_gets_the_rest_of_it() -> None:

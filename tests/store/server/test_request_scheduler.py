@@ -146,7 +146,7 @@ async def test_a_request_that_takes_long_has_a_line_of_its_own(
 
 @pytest.mark.virtual_time
 async def test_work_for_which_every_pass_of_the_loop_is_too_short_is_all_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("store.server.dispatcher.AT_ONCE", 1)
+    monkeypatch.setattr("store.server.deliverer.AT_ONCE", 1)
     looks, network = itertools.count(), MemoryNetwork()
     server = Server(Engine(store_id="it"), clock=asyncio.get_running_loop().time, stopwatch=lambda: next(looks) / 8)
     with contextlib.closing(network.listen("store", server.protocol)):

@@ -11,7 +11,7 @@ from store.engine.engine import WAITS_AT_ONCE, Engine
 from store.engine.requests import LOOKS_A_STEP, LOOKS_OF_A_WAIT
 from store.messages import Cancel, Count, Ping, Pong, Wait, Watch
 from store.protocol.wire import Events, Reply
-from store.server.dispatcher import AT_ONCE, CAUGHT_UP_AT_ONCE
+from store.server.deliverer import AT_ONCE, CAUGHT_UP_AT_ONCE
 from store.server.request_scheduler import RequestScheduler
 from store.server.round_robin import PASS, TURN, RoundRobin
 from tests.support.stores import introduce
@@ -85,8 +85,8 @@ class Timed:
         self._received, self._apply_request = conversations.handle_bytes, conversations._apply_request
         self._arrived: dict[int, float] = {}
         self.waits: list[float] = []
-        self.dispatcher = conversations.dispatcher
-        self.peers = self.dispatcher._peers.by_id
+        self.deliverer = conversations.deliverer
+        self.peers = self.deliverer._peers.by_id
         conversations.handle_bytes = self.received  # type: ignore[method-assign]
         conversations._apply_request = self.apply  # type: ignore[method-assign]
 
@@ -211,7 +211,7 @@ async def test_a_peer_with_thousands_of_watches_is_notified_in_slices_and_in_ord
     for peer in watching:
         await peer.answer(peer.ask(*[Watch(prefix="head/")] * each)[-1])
     told: list[int] = []
-    tell, announce_on = timed.dispatcher._queue_events, timed.dispatcher._notify_some
+    tell, announce_on = timed.deliverer._queue_events, timed.deliverer._notify_some
 
     def counted(*what: Any) -> None:
         told[-1] += 1
@@ -221,7 +221,7 @@ async def test_a_peer_with_thousands_of_watches_is_notified_in_slices_and_in_ord
         told.append(0)
         return announce_on()
 
-    timed.dispatcher._queue_events, timed.dispatcher._notify_some = counted, step  # type: ignore[method-assign,assignment]
+    timed.deliverer._queue_events, timed.deliverer._notify_some = counted, step  # type: ignore[method-assign,assignment]
     writer, bystander = await introduce(network, source="writer"), await introduce(network, source="bystander")
     writer.ask(Put("head/round", b"1"), Put("head/round", b"2"))
     (asked,) = watching[-1].ask(Ping())
@@ -236,7 +236,7 @@ async def test_a_peer_with_thousands_of_watches_is_notified_in_slices_and_in_ord
         assert places == sorted(places), "and the answer to a ping comes after all that it says has been"
     assert max(told) <= CAUGHT_UP_AT_ONCE + AT_ONCE
     assert sum(told) == 3 * 2 * each
-    assert not timed.dispatcher._owed
+    assert not timed.deliverer._owed
 
 
 def place_of(said: Any) -> float:

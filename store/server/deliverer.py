@@ -37,7 +37,7 @@ POSTPONED_MOST = 64  # requests wait while this many changes have `Wait` request
 ANNOUNCEMENTS_MOST = 256  # requests wait while this many changes have pending notifications
 
 
-class Dispatcher:
+class Deliverer:
     """The pending notifications, and the peers to write to. `request_pass` schedules the next pass that sends."""
 
     def __init__(self, peers: Peers, *, stopwatch: Callable[[], float], request_pass: Callable[[], None]) -> None:
