@@ -31,14 +31,14 @@ ROUND_TRIPS_TO_RECONNECT = 3  # round trips of a reconnection: the connection, t
 SLOW = 0.5  # if the store takes this many seconds to answer, a waiting node's reason says so
 ANSWERS_KEPT = 3  # answer times that a session keeps; the shortest counts as the round trip: longer ones have delays
 IF_HOSTED = "if a node hosted this store, it ended with that node's process; a store of `rdzv serve` does not"
-SAY_AWAY_AFTER = 2.9  # seconds that the store is disconnected before the first warning (R22)
-ASK_EVERY = 1.0  # seconds, at least, between checks that the store answers, while a caller waits
+SAY_AWAY_AFTER = 2.9  # seconds before a warning of a disconnected store (R22), or of an unanswered arrival
+ASK_EVERY = 1.0  # least seconds, times `ASK_SPREAD`, between checks of the store while a caller waits
 ASK_EVERY_PER_NODE = 0.01  # seconds per node of the run between checks: the store gets at most some 100 a second
 ASK_SPREAD = (0.75, 1.25)  # random factor of the seconds between checks, so that nodes do not check together
 ASK_EARLY = 0.01  # seconds by which a check may be early: a timer for the remainder might fire at once, repeatedly
-RUN_RENEWALS_PER_TTL = 3  # how often each node renews the run's lease within its TTL
-LOOK_WHETHER_GONE_EVERY = 0.2  # seconds between checks whether a disconnected store's process is gone
-LOOK_FOR_RUN_AFTER = 1.0  # seconds until a failed renewal of the run's lease is repeated
+RUN_RENEWALS_PER_TTL = 3  # each node's renewals of the run's lease per TTL, at least
+LOOK_WHETHER_GONE_EVERY = 0.2  # seconds between checks whether a disconnected in-memory store's process is gone
+LOOK_FOR_RUN_AFTER = 1.0  # seconds to pause after a failed request about the run's lease
 
 
 class StoreEndingError(StoreError):
@@ -52,14 +52,14 @@ class StoreSession:
         self.store = store  # the store client, which the caller closes
         self.keeping: KeptLeases = KeptLeases(store)
         self.follower: HeadWatcher = HeadWatcher(store, keys, node_id=node_id)
-        self.known_run_lease: Lease | None = None  # the run's own lease; None if not yet read or granted
+        self.known_run_lease: Lease | None = None  # the run's own lease; None if unknown or lost
         # Ends this node's candidacy for coordinator within a number of seconds; None if the node is no candidate.
         self.resign: Callable[[float], Awaitable[None]] | None = None
-        self.back_at: float = -math.inf  # when the store was last reconnected
+        self.back_at: float = -math.inf  # when the store last reconnected; -inf if never
         self.gone: ConnectionLost | None = None  # the error with which the store was given up
-        self.host: str = ""  # the user's URL with this store's host only; another host may serve the run's next store
-        self.release_within: float = RELEASE_WITHIN  # seconds to revoke leases; fewer if the store is silent
-        self.hosts_store: Callable[[], bool] = lambda: False  # True if this node serves the store
+        self.host: str = ""  # this store's URL, without the run; the run's next store may have another
+        self.release_within: float = RELEASE_WITHIN  # seconds to revoke the role's lease; fewer if withdrawing failed
+        self.hosts_store: Callable[[], bool] = lambda: False  # True if this node hosts the store
         # Seconds without a listener at the store's URL until the node gives the store up; never with a data directory.
         self.gives_up_after: float = math.inf
         self.has_knowledge: bool = False  # True if this store has at least this node's knowledge of a lost store
@@ -76,7 +76,7 @@ class StoreSession:
         self._asks_share = rng.uniform(*ASK_SPREAD)
         self._asking: asyncio.TimerHandle | None = None
         self._silence_task: asyncio.Task[None] | None = None
-        self._silent = False  # True if the connected store has not answered a request for a while
+        self._silent = False  # True while a keep-alive has been unanswered for long: see `KeptLeases`
         self._closed = False
         store.on_connection_change(self._handle_connection_change)
         self.keeping.on_silence = self._note_silence
@@ -136,7 +136,7 @@ class StoreSession:
     @property
     def _probe_interval(self) -> float:
         progress = self.follower.head.progress
-        nodes = progress.live + progress.joined + progress.spares if progress is not None else 0
+        nodes = progress.live + progress.joined if progress is not None else 0
         return max(ASK_EVERY, ASK_EVERY_PER_NODE * nodes) * self._asks_share
 
     def _schedule_probe(self, seconds: float) -> None:
