@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 _FOLDER = Path(__file__).resolve().parents[1] / "store"
-_MARK = "from store.messages import"  # a line that only this project's `store/__init__.py` has
+_MARK = "from store.messages import"  # text that only this project's `store/__init__.py` has
 
 
 def _shadowing_file() -> str | None:

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from rdzv.core.round import Round
 
-WITHIN = 5.0  # seconds for all members to connect to rank 0
+WITHIN = 5.0  # seconds for members, or a probe, to connect to rank 0
 UNREACHED_NAMED = 3  # the most unreached members that a message names
 VERDICT_WITHIN = 2.0  # seconds that other members keep trying after rank 0 has stopped listening
 TRY_AGAIN_FIRST = 0.005  # seconds before a member's second attempt: rank 0 may not listen yet
-TRY_AGAIN_AFTER = 0.1  # seconds; the longest pause between attempts, which doubles each time
+TRY_AGAIN_AFTER = 0.1  # seconds; limits the doubling pauses between attempts, and rank 0's last wait
 LINE_BYTES_MOST = 128
 ALL_HAVE_COME = b"all have come\n"
 NO_TIME_WAIT = struct.pack("ii", 1, 0)  # SO_LINGER: rank 0's port is free at once for the user's program
@@ -43,7 +43,7 @@ class ReachVerdict(Stored, kw_only=True):
 
     called = "what became of a round"
 
-    why: str  # the nodes and addresses that have not reached rank 0, in words
+    why: str  # why not all members reached rank 0, in words
     # The ranks that the next round leaves out; empty if another node is to become rank 0 instead.
     left_out: tuple[int, ...] = ()
 

@@ -131,7 +131,7 @@ class Membership:
     head: Head = field(default_factory=Head)  # the last head given to `update`; unchanged once the membership is over
     over: str | None = None  # why the node is no longer in the round; None while it is
     over_at: float | None = None  # when the membership ended, on this node's clock
-    dropped: bool = False  # True if this node was removed, its lease ended, or a later round left it out
+    dropped: bool = False  # True if this node was removed or left out, or its lease or store was lost
     record_gone: bool = False  # True if the coordinator's report lists this node as lost
     expelled: bool = False  # True if the coordinator expelled this node; False if its record expired
     lost_ids: tuple[str, ...] = ()  # the known ids of members that have died since the round completed

@@ -43,9 +43,9 @@ LATE = 1.0  # seconds by which a keep-alive may be late before its note says so
 UNANSWERED = 1.7  # seconds without an answer to keep-alives before `on_silence` is called
 LOOK_SHARE = 0.1  # blocking clients check for lost connections at intervals of this share of `away_ttl`
 LOOK_LEAST = 0.03  # seconds; the shortest such interval
-RELEASE_WITHIN = 2.0  # seconds to revoke a lease, which otherwise expires by itself
+RELEASE_WITHIN = 2.0  # seconds to revoke a lease or leave a round; leases expire otherwise
 LAPSED = "the store has let its lease lapse"
-RELEASE_SOON = 0.2  # seconds to revoke a lease after a block that ended because the store did not answer
+RELEASE_SOON = 0.2  # seconds to revoke a lease after a timeout or an error of the store
 _suspended_for = 0.0
 
 
@@ -61,10 +61,10 @@ class LeaseValidity:
     """The time until which a lease is valid, on the client's clock."""
 
     def __init__(self, sent_at: float, ttl: float, cuts: DisconnectNotifier | None, terms: LeaseTerms) -> None:
-        self.renewed_at: float = sent_at  # when the last acknowledged renewal was sent
+        self.renewed_at: float = sent_at  # when the grant or last acknowledged renewal was sent
         self._slept = time_suspended()
         self.ttl: float = ttl
-        self.cut_at: float = math.inf  # when a connection first ended after the last renewal; infinity if none did
+        self.cut_at: float = math.inf  # when a connection first ended since the renewal; infinity also after a refusal
         # A store without `cuts` ends no lease early when a connection ends.
         away_ttls = (terms.get("disconnect_ttl"), terms.get("gone_ttl")) if cuts is not None else ()
         # Ignore values that are no numbers: the grant rejects them.
@@ -181,7 +181,7 @@ class HeldLease:
         self.ttl: float = ttl
         self.kept: bool = False
         self.lost: str | None = None  # why the lease was lost, or None
-        self.task: asyncio.Task[None] | None = None  # renews it
+        self.task: asyncio.Task[None] | None = None  # renews the lease
         self._wanted = False  # True if `renew_now` was called since the last keep-alive was sent
         self._sleeping: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None

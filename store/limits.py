@@ -96,7 +96,7 @@ class Limits:
 
     # Per request or client:
     key_bytes_max: ClassVar[int] = 2 * KIB  # of a key or a watched prefix, in UTF-8
-    operations_max: ClassVar[int] = 16_384  # conditions of a transaction, or keys that a request reads or waits for
+    operations_max: ClassVar[int] = 16_384  # conditions or leases of a request, or keys that it reads or awaits
     writes_max: ClassVar[int] = 2_048  # operations of a transaction, or keys deleted at one revision
     watches_max: ClassVar[int] = 4_096  # open watches and parked waits of a connection
     waits_bytes_max: ClassVar[int] = 8 * MIB  # keys and conditions of a connection's waits, with their bookkeeping

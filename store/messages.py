@@ -13,8 +13,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from store import errors
 from store.records import Record, UnfitError, brief
 
-CHOSEN_LEASE_LEAST = 2**62  # the least lease id that a client may choose; ids that a server chooses are below
-GONE_TTL = 0.1  # seconds that a lease outlives its process; a living process reconnects in a few ms
+CHOSEN_LEASE_LEAST = 2**62  # the least lease id that a client may choose; a server's are below
+GONE_TTL = 0.1  # default seconds that a lease outlives its process; a living process reconnects in a few ms
 
 
 def key_size(key: str) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-LETTERS_MOST = 1000  # characters of one text
+LETTERS_MOST = 1000  # characters of a text, by default
 
 
 def printable(text: str, *, most: int = LETTERS_MOST) -> str:

@@ -45,7 +45,7 @@ from typing import (
 )
 
 CHECKED_AT_ONCE = 1024  # elements of an array between two pauses: about a millisecond
-TYPES_NOTED_MOST = 64  # combinations of field types that are cached per kind of record
+TYPES_NOTED_MOST = 64  # combinations of field types, besides plain ones, cached per kind of record
 
 T = TypeVar("T")
 R = TypeVar("R", bound="Record")

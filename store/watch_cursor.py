@@ -13,7 +13,7 @@ class WatchCursor:
         if snapshot and start_revision is not None:
             raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
         self._prefix, self._snapshot = prefix, snapshot
-        self._next = start_revision  # revision to resume at; None until the watch is open and its snapshot complete
+        self._next = start_revision  # revision to open the watch at; None: open it at the present state
         self._seen_any = False
 
     @property

@@ -38,7 +38,7 @@ ASK_AGAIN_AFTER: Final = 0.2  # seconds from a failed search for the serving hos
 ALSO_WITHIN: Final = 0.05  # seconds, the least limit for further answers once a host serves
 ATTEMPT: Final = 0.4  # seconds, the least limit for answers at a reconnect
 FRAME_HEAD_BYTES: Final = 4
-# Of the answers at a host's addresses, the first in this order counts.
+# Of answers at a host's addresses, the first in this order counts; others come last.
 PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}
 
 
@@ -47,7 +47,7 @@ class HostReply(NamedTuple):
 
     answer: Answer
     name: str = ""
-    error: BaseException | None = None  # the reason, if there was no answer
+    error: BaseException | None = None  # why the answer is `SILENT`, if known
     generation: int = 1  # of a store that serves; see docs/protocol.md
 
     def __str__(self) -> str:

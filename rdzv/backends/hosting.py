@@ -62,13 +62,13 @@ if TYPE_CHECKING:
 log: Final = make_logger(__name__)
 
 SAY_TAKEN_AFTER: Final = 1.0  # seconds that the port is taken before a warning; a starting store answers sooner
-TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds between attempts, at random; short, as all nodes wait for the host
-LOOK_AGAIN_AFTER: Final = 2.0  # seconds between checks for other clients
-ENDING_TTL: Final = 10.0  # seconds; TTL of the key that rejects new nodes, renewed at each check
-SAID_AGAIN_AFTER: Final = 60.0  # seconds between warnings that this process still serves other nodes
-WAITS_AT_ONCE: Final = 0.1  # seconds that a thread still waits after a cancellation
+TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds, at random, until a failed start is retried; short: all nodes wait
+LOOK_AGAIN_AFTER: Final = 2.0  # seconds between checks for newcomers and other runs
+ENDING_TTL: Final = 10.0  # seconds; TTL of keys that reject new nodes, renewed each check, or added to `close_timeout`
+SAID_AGAIN_AFTER: Final = 60.0  # seconds between equal warnings that this process still serves other nodes
+WAITS_AT_ONCE: Final = 0.1  # seconds, at most, that a thread waits after a cancellation
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice the end of a local connection
-CALL_TIMEOUT: Final = 30.0  # seconds
+CALL_TIMEOUT: Final = 30.0  # seconds per call
 MEETS_WITHIN: Final = 2.0  # seconds to connect to a store on this machine
 FORWARDED_WITHIN: Final = 10.0  # seconds until a Service or NAT forwards to a new store
 
@@ -193,8 +193,8 @@ class StoreStarter(ABC):
         self._task: asyncio.Task[HostedStore | None] | None = None
         self._asked = asyncio.Event()  # set after the first attempt
         self._settled = asyncio.Event()
-        self._gives_up = Flag()  # set by `aclose`; stops a store's own process that is starting
-        self._starts = Event()  # set before a store starts; if set, `aclose` waits
+        self._gives_up = Flag()  # set by `aclose`: start no store, and stop a starting store process
+        self._starts = Event()  # set before a store starts; else `aclose` cancels the task
         self._beside: list[asyncio.Task[None]] = []  # tasks that run while this process hosts a store
         self.problem: str = ""  # why no store starts here, or no host serves; empty if unknown
 

@@ -50,7 +50,7 @@ class StoreProcess:
     def __init__(self, settings: Settings, address: str, port: int, bound: Sockets, gives_up: Flag) -> None:
         self.end_when_alone: StoreProcess = self  # has `EndWhenAlone`'s methods
         self.connections: int = 0  # the number of connected clients at the last answer
-        self.has_died: bool = False  # True if the process has ended by itself
+        self.has_died: bool = False  # True if the process has ended before `close`
         self.url: str = ""
         self.store_id: str = ""  # until the store serves
         self._asking, (self._control, theirs) = Lock(), Pipe()

@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 
 log: Final = make_logger(__name__)
 
-ASK_EVERY: Final = (0.02, 0.06)  # seconds between questions to hosts, at random; short, as all nodes wait
-PAUSE_SHARE: Final = 0.05  # pauses grow to this share of the time without a store, as thousands of nodes may ask
+ASK_EVERY: Final = (0.02, 0.06)  # seconds, at random, of the first pauses between questions; short: all nodes wait
+PAUSE_SHARE: Final = 0.05  # pauses grow up to this share of the time without a store, as thousands of nodes ask
 PAUSE_MOST: Final = 1.0  # seconds
 ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then the host is asked again
-LOST_ANSWERS_WITHIN: Final = 0.2  # the same after `rdzv lost`, which has waited for the host already
+LOST_ANSWERS_WITHIN: Final = 0.2  # seconds to answer after `rdzv lost`, which has waited for the host
 CONNECTS_WITHIN: Final = 0.3  # seconds for this node to connect to a host that serves
-LOOK_FOR_RIVAL_EVERY: Final = (5.0, 10.0)  # seconds, at random, between looks for another store
+LOOK_FOR_RIVAL_EVERY: Final = (5.0, 10.0)  # random seconds before each look for another store
 SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also the time for a report of `rdzv lost` to arrive
 RIVAL: Final = "a later store serves at %s, as after rdzv lost for a host at work: the one at %s sends its nodes there"
 
@@ -71,10 +71,10 @@ class HostSuccession(StoreStarter):
         super().__init__(settings, credentials, open_client, rng)
         dial = MultiHostDial(settings, credentials)
         self._hosts, self._first_tls = dial.hosts, dial.tls
-        self._lost: set[str] = set()  # hosts that an operator has reported as lost
+        self._lost: set[str] = set()  # hosts reported as lost during the present candidacy
         self._until_word = anyio.CancelScope()  # around a candidate's questions and pause; `rdzv lost` cancels it
         self.may_host: Callable[[float], bool] = lambda _: True  # see `Node.may_host`
-        self._since = -math.inf  # when this process began to look for a store
+        self._since = -math.inf  # since when this process has found no store
         self._said = (-math.inf, "")  # the time of the last warning, and its reason
 
     async def _start_or_find_store(self) -> HostedStore | None:

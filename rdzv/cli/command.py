@@ -89,7 +89,7 @@ class Command:
     takes_command: bool = False  # True if a user's command follows after "--"; `options.words` has it
     ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # replaces an error's exit status
     ends_in_order: bool = False  # True if the command is cancelled also by SIGTERM, SIGHUP and SIGQUIT
-    limited: bool = False  # True if `--timeout` limits the whole command; else the function `run` applies it
+    limited: bool = False  # True if `--timeout` limits the whole command, unless with `--watch`; else `run` applies it
 
     @property
     def takes_url(self) -> bool:
@@ -174,7 +174,7 @@ def run_command(command: Command, options: argparse.Namespace) -> int:
 
 
 ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-AGAIN_AFTER: Final = 1.0  # seconds; a signal that is repeated sooner is ignored
+AGAIN_AFTER: Final = 1.0  # seconds; a signal repeated sooner is ignored
 
 
 def _unblock_signals() -> None:
@@ -218,7 +218,7 @@ class RepeatedSignalFilter:
     """Ignores a signal that is repeated within a second: `timeout` and Slurm send each signal twice."""
 
     heeded: ClassVar[int] = signal.SIGINT  # the signal of `ENDING` that this process last accepted
-    heeded_at: ClassVar[float] = -math.inf  # its monotonic time
+    heeded_at: ClassVar[float] = -math.inf  # the monotonic time of `heeded`
 
     def __init__(self) -> None:
         self._number = 0

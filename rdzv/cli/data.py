@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from store.disk.copies import StoreReport
 
-TOKEN_BYTES = 32  # random bytes, as many as an HMAC-SHA256 has; as text it is longer
+TOKEN_BYTES = 32  # random bytes, as many as an HMAC-SHA256 has; the token's text is longer
 DIRECTORY = Argument("directory", metavar="DIR", type=Path, help="the directory that was given as --data-dir")
 
 

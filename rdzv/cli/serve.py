@@ -44,7 +44,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 EVERY_ADDRESS, LOOPBACK = "", "localhost"  # addresses for IPv4 and IPv6
 TIDY_EVERY = 60.0  # seconds between checks for clients; a long garbage collection runs only while none is connected
-AT_ONCE = 1  # the exit status after a second SIGTERM, SIGINT or SIGQUIT
+AT_ONCE = 1  # the exit status if a second signal ends the server
 LOOK_EVERY: Final = 0.2  # seconds between checks whether another host serves the store
 ENDS_WITHIN: Final = 5.0  # seconds for clients to move to the next host
 

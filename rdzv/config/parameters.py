@@ -42,7 +42,7 @@ class Parameter:
     sources: frozenset[Source] = frozenset(Source)
     family: str = ""  # the kind of store that has the parameter, "tcp" or "etcd"; empty: both
     encrypted_only: bool = False  # True: only for the schemes `tcps` and `etcds`
-    is_secret: bool = False  # errors do not show its value
+    is_secret: bool = False  # True: errors and `repr` hide the value
 
     def read(self, raw: object, *, source: Source = Source.KEYWORD, written: str = "") -> Any:
         """Return the canonical value of `raw`; errors name the parameter as `written` in `source`."""

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 
-TTL_MIN: Final = 0.5  # seconds; with a smaller TTL, a pause of 0.3 s would count as a death
+TTL_MIN: Final = 0.5  # seconds; with a smaller TTL, a short pause would count as a death
 DISCONNECT_TTL: Final = 1.0  # seconds; the default of `disconnect_ttl`: reconnecting takes milliseconds
-GONE_TTL_MIN: Final = 0.01  # seconds; a few round trips in a local network, and a pause of Python, take less
-STALL_TIMEOUT_MIN: Final = 1.0  # seconds; a machine may be busy for less without being stuck
+GONE_TTL_MIN: Final = 0.01  # seconds, also of `disconnect_ttl`; a few local round trips or a pause of Python take less
+STALL_TIMEOUT_MIN: Final = 1.0  # seconds, also of `first_step_timeout`; a healthy machine may be busy for less
 _NOT_SHOWN: Final = frozenset({Source.KEYWORD, Source.ENVIRONMENT})
 _NO_TEXT: Final = frozenset({Source.KEYWORD, Source.RDZV_CONF})
 

@@ -19,8 +19,8 @@ from store.limits import Limits
 PAYLOAD_BYTES_MAX: Final = 4096  # as msgpack; the coordinator holds all nodes' payloads: 10,000 take 40 MB
 PAYLOAD_LEVELS_MAX: Final = 32  # levels of nested lists and maps; JSON readers have limits, too
 ATTRIBUTES_BYTES_MAX: Final = 1024  # as msgpack; a rack, a zone and a host take a tenth of it
-NAMES_MOST: Final = 20_000  # the most expected nodes: twice the largest tested run
-NAME_LENGTH_MAX: Final = 255  # characters of a run or node id; the limit of file names, too
+NAMES_MOST: Final = 20_000  # expected nodes: twice the largest tested run
+NAME_LENGTH_MAX: Final = 255  # characters of a run id, node id or address
 NODES_MAX: Final = 1_000_000  # the largest whole number accepted by default: 100 times the largest measured run
 DURATION_MAX: Final = 1e9  # seconds, below the limits of threads (`threading.TIMEOUT_MAX`) and etcd's leases, 9e9 each
 RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology", "survivors_then_name")

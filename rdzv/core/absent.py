@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 NAMED_MOST: Final = 64  # if at most this many nodes are missing, a report names all
-NAMED_OF_MANY: Final = 8  # if more than `NAMED_MOST` nodes are missing, a report names this many
-NAME_MOST: Final = 80  # characters
+NAMED_OF_MANY: Final = 8  # nodes named in a message, or in a report of more than `NAMED_MOST`
+NAME_MOST: Final = 80  # characters per id or address
 LOST: Final = "lost"
 LEFT: Final = "left"
 NEVER_SEEN: Final = "never seen"
@@ -47,7 +47,7 @@ class AbsenceReport(Record, kw_only=True):
 
     missing: tuple[Missing, ...] = ()  # at most `NAMED_MOST`
     count: int = 0  # the number of all missing nodes
-    waited: float | None = None  # seconds that too few nodes have waited; None if enough or no nodes wait
+    waited: float | None = None  # seconds that too few nodes have waited, without live members; else None
     staying: tuple[str, ...] = ()  # the live members, if nodes wait to join; empty if more than `NAMED_OF_MANY`
     staying_at: tuple[str, ...] = ()  # the addresses of the `staying` members
     said_at: float = 0.0  # the Unix time of this report; 0 if unknown

@@ -49,7 +49,7 @@ class Rules:
     last_call: float = 30.0  # seconds
     early_last_call: bool = True  # end the last call of a re-rendezvous when no other node is expected
     order: RankOrder
-    expected: tuple[str, ...] = ()  # nodes that count as missing until they arrive
+    expected: tuple[str, ...] = ()  # nodes that count as missing while absent
     unit_within: str = ""  # an attribute with one value in all nodes of a unit; empty: units may mix values
     ttl: float = 0.0  # seconds within which a member cut off from the store stops
 
@@ -122,17 +122,17 @@ class Idle:
 
     until: float | None
     progress: Progress
-    error: BaseException | None = None  # the error that prevents the round, if any
+    error: BaseException | None = None  # the rank order's or commit's error, if any
 
 
 Act = ApplyResize | Expel | CommitRound | WriteRoundProgress | WriteRoundStop | Idle
 
-LAST_CALL_GRACE = 10.0  # seconds that join timeouts stay suspended after a last call, as a new coordinator may commit
+LAST_CALL_GRACE = 10.0  # seconds that join timeouts stay suspended after a last call, for the commit
 MANY = 64  # from this many nodes on, a change that no node acts upon is reported less often
 UNBANS_AT_ONCE = 16  # lifted bans that one write of the history adds, at most
 RETRY_AFTER = 1.0  # seconds without an event until a failed rank order, or a rejected commit, is tried again
 PROBLEM_MOST = 200  # characters of `Progress.problem`, which every node receives
-GIVEN_UP_MOST = 300  # characters of `Progress.given_up`, which may name many nodes
+GIVEN_UP_MOST = 300  # characters of `Progress.given_up` and `NodeRecord.gave_up`, which name nodes
 
 
 def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
@@ -420,10 +420,10 @@ class Joiner:
 
     arrival: int  # the revision of the node's record
     node_id: str = ""
-    known_round: int = -1  # the last round that the node knew at its arrival; -1 for none
-    was_member: bool = False  # the node was a member of `known_round`
+    known_round: int = -1  # the last round that the node knew at its arrival or ignored; -1: none
+    was_member: bool = False  # the node was in `known_round`, and not left out
     left_out: str = ""  # why the others go on without this node, by a verdict of rank 0; else empty
-    passed_over: int = 0  # the revision of the last round that completed without this node; 0 for none
+    passed_over: int = 0  # the revision of the last round without this node since its arrival; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

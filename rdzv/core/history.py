@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rdzv.core.state import Closed, Progress, Unban
 
 CHAPTERS_MOST: Final = 128
-BYTES_MOST: Final = 64 * 1024  # limit of the history, which each commit contains; 128 rounds of a dozen nodes fit
+BYTES_MOST: Final = 64 * 1024  # limit of the history, which each commit contains: about 128 rounds of a dozen nodes
 INCIDENTS_MOST: Final = 64  # a chapter keeps its first incidents; simultaneous losses for one reason are one incident
 NODES_COUNTED_MOST: Final = 32
 REASONS_COUNTED_MOST: Final = 16
@@ -73,7 +73,7 @@ class TimeSpent(Record, kw_only=True):
     """A run's time by use, in seconds."""
 
     trained: float = 0.0  # seconds while all members of a round were live
-    regrouped: float = 0.0  # seconds while a member was gone, and there were enough nodes for the next round
+    regrouped: float = 0.0  # seconds while enough nodes were present, but no round had all its members
     waited: float = 0.0  # seconds while there were too few nodes for a round
 
     def __add__(self, other: TimeSpent) -> TimeSpent:
@@ -92,7 +92,7 @@ class EarlierRoundTotals(Record, kw_only=True):
     losses: int = 0
     lost: Mapping[str, int] = MappingProxyType({})  # the ids of the nodes lost most often, with the numbers of losses
     reasons: Mapping[str, int] = MappingProxyType({})  # losses by their most common reasons; "" is an unknown reason
-    since: float | None = None  # the Unix time of the run's beginning; None if not recorded
+    since: float | None = None  # the run's earliest recorded Unix time; None if none is recorded
 
 
 class History(Stored, kw_only=True):
@@ -190,9 +190,9 @@ class HistoryWriter:
 
     def __init__(self) -> None:
         self._history = History()
-        self._began: float | None = None  # when the last round completed, on this coordinator's clock
-        self._stopped: float | None = None  # when a member was first gone; after a takeover, when `_short` was counted
-        self._short = 0.0  # the value of `Chapter.short` at the time `_short_since`
+        self._began: float | None = None  # when the last round completed, or the run began; None: unknown
+        self._stopped: float | None = None  # when a member was first gone, the run began, or a previous `_short` ended
+        self._short = 0.0  # `Chapter.short` without the seconds since `_short_since`
         self._short_since: float | None = None  # since when there are too few nodes; None if there are enough
 
     def take_over(

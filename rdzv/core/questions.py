@@ -9,7 +9,7 @@ from rdzv.core.stored import Stored, checked_text
 from rdzv.errors import RendezvousStateError
 
 STACKS: Final = "stacks"  # asks a launcher for its processes' Python stacks
-KILL: Final = "chaos kill"  # asks a launcher that permits this to kill itself and its processes at once
+KILL: Final = "chaos kill"  # asks a launcher with `--allow-chaos` to kill itself and its processes at once
 ANSWER_TTL: Final = 60.0  # seconds that a question and its answer are kept
 ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # limit of an unpacked answer: a few packed bytes could unpack to gigabytes
 

@@ -305,8 +305,8 @@ class Account:
     seconds: float  # from the run's beginning until its closing, or now
     spent: TimeSpent  # the seconds by use
     rounds: int  # how many have completed
-    reasons: Mapping[str, int]  # numbers of losses by reason; "other": rare reasons of dropped chapters
-    lost: Mapping[str, int]  # numbers of losses by node id, largest first; not all are remembered
+    reasons: Mapping[str, int]  # losses by reason; "": unknown; "other": rare reasons of dropped chapters
+    lost: Mapping[str, int]  # losses by node id, largest first; not all are remembered
 
     @property
     def loss_count(self) -> int:

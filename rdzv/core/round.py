@@ -13,7 +13,7 @@ from rdzv.core.stored import Stored
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BUCKET_SIZE = 16  # nodes per bucket: a node reads less than a kilobyte to learn its rank
+BUCKET_SIZE = 16  # average nodes per bucket: a node reads under a kilobyte to learn its rank
 ARRIVALS_MOST = 1024  # the record of a round with more members does not list arrivals (two bytes each)
 SINCE_MOST = 16  # node ids in each part of `Round.since`
 
@@ -59,7 +59,7 @@ class Round(Stored, kw_only=True):
     host: str  # rank 0's address
     port: int  # a free port of `host`
     lease: int | None = None  # the lease of the round's store; each coordinator renews it
-    newest: tuple[int, int] | None = None  # the rank of the member with the largest finished step, and that step
+    newest: tuple[int, int] | None = None  # the rank with the largest finished step, and that step; None without steps
     in_steps: bool = False  # True: a member uses `rounds()`, so the members agree on the step to leave at
     # The lost, departed and new nodes since the previous round, at most `SINCE_MOST` of each.
     since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())

@@ -21,7 +21,7 @@ from rdzv.errors import GiveUp, MembersLostError, RoundChanged, RoundSupersededE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ASK_WITHIN: Final = 2.0  # seconds for a call to the round's store, after which a member continues without an answer
+ASK_WITHIN: Final = 2.0  # seconds to claim a round's end; without an answer, another member's claim counts
 # Seconds from a dead member's lease end until others know: 0.1 to expire the lease, the rest to replace a coordinator.
 LOSS_KNOWN_AFTER: Final = 1.0
 
@@ -29,10 +29,10 @@ LOSS_KNOWN_AFTER: Final = 1.0
 class EndKind(Enum):
     """The kinds of `Ending`."""
 
-    LOST = "lost"  # a member has died
-    LEFT = "left"  # a member has left without agreement, or before the agreed step
-    FAILED = "failed"  # another member has reported that its work failed
-    DROPPED = "dropped"  # this node is no longer in the round
+    LOST = "lost"  # a member is dead, stuck or cut off
+    LEFT = "left"  # a member has left or rejoined without agreement, or before the agreed step
+    FAILED = "failed"  # another member failed first, or the store is silent
+    DROPPED = "dropped"  # this node is out of the round, or leaves by itself
     CLOSED = "closed"
     AGREED = "agreed"  # without a fault: all members leave before the same step, or at once
 
@@ -43,7 +43,7 @@ class Ending:
 
     kind: EndKind
     reason: str
-    node_ids: tuple[str, ...] = ()  # the ids of members that have gone, as far as known
+    node_ids: tuple[str, ...] = ()  # the known ids of members that caused the end
 
     @property
     def is_abrupt(self) -> bool:
@@ -63,7 +63,7 @@ class NextAfterWork(Enum):
     """What a member does once its work has ended."""
 
     MEET_AGAIN = "meet again"
-    RAISE = "raise"  # raise the member's own error
+    RAISE = "raise"  # raise the work's error
     GIVE_UP = "give up"  # raise the work's `GiveUp`, which closes the run
 
 

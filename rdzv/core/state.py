@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import RoundStop
     from store.messages import Cause
 
-NAMED_MOST = 64  # the most node ids in a message; counts have no limit
+NAMED_MOST = 64  # node ids per field or message; counts have no limit
 
 
 class Phase(StrEnum):
@@ -47,29 +47,29 @@ class NodeRecord(Stored, kw_only=True):
     outside: ClassVar[tuple[str, ...]] = ("node_id", "arrival")
 
     node_id: str  # unique among the live nodes of a run
-    incarnation: str  # random; distinguishes two processes with one name
+    incarnation: str  # random; distinguishes two nodes with the same id
     arrived_after: int = -1  # the last round that the node knew as it arrived; -1 for none
     address: str = ""
-    port: int = 0  # a free port at `address`
+    port: int = 0  # this node's port as rank 0
     payload: Any = None
-    attributes: Mapping[str, str] = MappingProxyType({})  # for rank orders by topology, and for bans
+    attributes: Mapping[str, str] = MappingProxyType({})  # for rank orders, complete units, and bans
     requested_rank: int | None = None
     sends_from: str = ""  # the node's address in its connection to the store; may be empty: see `addresses_for_record`
     store_at: str = ""  # the store's address in the node's connection; empty if `sends_from` is
-    server: str = ""  # the id of the store's server at `store_at`; empty if the store has only one server
-    machine: str = ""  # an id of the loopback interface, equal only for nodes that share it; empty if unknown
+    server: str = ""  # the id of the server at `store_at`, or "another"; empty if the store has only one
+    machine: str = ""  # the same only for nodes that share a loopback network; empty if unknown
     lapsed_in: int = -1  # the round from which an outage has dropped the node; -1 for none
-    checks: bool = False  # True: the node checks that it reaches rank 0 before it accepts a round
-    unreached: bool = False  # True: the node was rank 0 of a round given up because a member did not reach this node
+    checks: bool = False  # True: the node checks that it reaches rank 0, in rounds whose members all check
+    unreached: bool = False  # True: the node was rank 0 of the last round, given up with no member left out
     cut_off: tuple[str, ...] = ()  # addresses of rank 0s that this node did not reach while others did
-    gave_up: Prose = ""  # the last round, if its members did not reach rank 0, and why; else empty
-    left: bool = False  # True: the node leaves by itself, and is about to delete this record
+    gave_up: Prose = ""  # why the last round was given up, if a member did not reach rank 0; else empty
+    left: bool = False  # True: the node leaves and deletes this record, or this is the coordinator's marker
     stopped: bool = False  # True: the node leaves at the agreed step, or after its body: see `StepGate.is_at_stop`
     why: Prose = ""  # why the node leaves
     release: str = ""  # the node's release of this package; empty if unknown
     since: float = 0.0  # the Unix time of the arrival, on the node's clock; 0 if unknown
-    progress: int | None = None  # the node's last finished step, -1 for none; None without `rounds()`
-    lost_rank_of: tuple[int, int] | None = None  # the node's round in a lost store, by its revision, and its rank there
+    progress: int | None = None  # the last finished step at arrival, -1 for none; None without `rounds()`
+    lost_rank_of: tuple[int, int] | None = None  # the revision of a lost store's round, and the node's rank there
     arrival: int = 0  # the record's revision, which identifies the arrival
 
 
@@ -95,7 +95,7 @@ class Closed(Stored, kw_only=True):
     called = "the closing"
 
     reason: Prose
-    by: Prose = ""  # the node or person that closed the run
+    by: Prose = ""  # the node or caller that closed the run
     given_up: bool = False  # True: the run cannot continue; False: any other closing
     status: int = 0  # the exit status of all launchers; 0: each launcher chooses its own
 
@@ -108,8 +108,8 @@ class Closed(Stored, kw_only=True):
             return cls(reason=str(error))
 
 
-_WITH = "with/"  # no node's id begins with this, as ids have no slash
-WITH = "nodes with "  # in a status, "nodes with rack=17" stands for all nodes with this attribute
+_WITH = "with/"  # begins the names of attribute bans; node ids have no slash
+WITH = "nodes with "  # "nodes with rack=17" stands for all nodes with this attribute
 
 
 def attribute_ban_name(where: str) -> str:
@@ -134,10 +134,10 @@ class Ban(Stored, kw_only=True):
     outside: ClassVar[tuple[str, ...]] = ("ends_in", "seen_at")
 
     reason: Prose
-    by: Prose = ""  # the node or person that wrote the ban
+    by: Prose = ""  # the node or caller that wrote the ban
     now: bool = False  # True: also remove a banned member from its round at once
     lasts: float | None = None  # seconds from the write of the ban to its end; None: until lifted
-    ends_in: float | None = None  # in a status, the seconds until the ban ends
+    ends_in: float | None = None  # in a status, the seconds until a limited ban ends
     where: str = ""  # the attribute and value, "rack=17"; empty for a single node
     seen_at: float = 0.0  # when this node received the ban, on its clock
 
@@ -173,10 +173,10 @@ class Progress(Stored, kw_only=True):
 
     phase: Phase
     round: int = -1  # the last completed round; -1 for none
-    joined: int = 0  # nodes waiting for the next round
+    joined: int = 0  # nodes waiting for the next round, spares included
     needed: int = 0  # see `decision.Rules`
     capacity: int = 0
-    live: int = 0  # how many members are still in the last round
+    live: int = 0  # members still in the last round
     waiting: int = 0  # waiting nodes that a round would admit if it began now; 0 without live members
     spares: int = 0  # waiting nodes that the next round would not admit
     # Newcomers that arrived after this revision are spares. 0 also means that a rank order chose too many to name.
@@ -187,7 +187,7 @@ class Progress(Stored, kw_only=True):
     lost_ids: tuple[str, ...] = ()
     departed: int = 0  # how many of the last round's members have left
     departed_ids: tuple[str, ...] = ()
-    last_arrival: int = 0  # the `NodeRecord.arrival` of the waiting node that arrived last
+    last_arrival: int = 0  # the waiting nodes' last `NodeRecord.arrival`; 0 for none
     problem: Prose = ""  # why no round completes though there are enough nodes, such as a `rank_order` that fails
     spare_ids: tuple[str, ...] = ()  # nodes left out (see `TermView.left_out`), and spares by a rank order's `choose`
     absent: AbsenceReport = AbsenceReport()
@@ -195,7 +195,7 @@ class Progress(Stored, kw_only=True):
     why_lost: tuple[tuple[str, str], ...] = ()  # members expelled although alive, and why
     standstill: Prose = ""  # a sentence saying that no member makes progress, or empty
     left_early: bool = False  # True: a member has left at another step than agreed
-    draining: tuple[str, ...] = ()  # live members that an operator has asked to leave
+    draining: tuple[str, ...] = ()  # live members with an announced drain
 
     def for_round_commit(self, number: int, *, size: int) -> Progress | None:
         """Return the progress to write in this round's commit; None if left-over or absent nodes need a report."""

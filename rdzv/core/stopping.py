@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing import SupportsIndex
 
 
-STEP_MOST = 2**63  # steps are less than this: a message carries 64 bits
+STEP_MOST = 2**63  # -2**63 <= step < 2**63: a message carries 64 bits
 
 
 class RoundStop(Stored, kw_only=True):
@@ -45,7 +45,7 @@ class RoundStop(Stored, kw_only=True):
 
     round: int
     decided: bool = False  # True: this is the decision; False: the question
-    step: int | None = None  # all members leave before this step; None: at once
+    step: int | None = None  # the decision: all members leave before this step; None: at once
     why: Prose = ""
     for_newcomers: bool = False  # True: nodes that wait to join are the only reason to leave
     revision: int = 0  # this record's revision, on which the next write is conditional
@@ -56,7 +56,7 @@ class Drain(Stored, kw_only=True):
 
     called = "a drain"
 
-    within: float  # seconds from this write until the node leaves, whatever its step
+    within: float  # seconds from this write after which the node leaves even mid-step
     reason: Prose = ""
 
 
@@ -163,7 +163,7 @@ class StepGate:
     """The gate that a member passes at each step, and that its node closes by `close_gate`: see the module."""
 
     def __init__(self) -> None:
-        self.begun: int | None = None  # the largest begun step
+        self.begun: int | None = None  # the last `try_begin_step`'s step, begun or not
         self.at_end: bool = False  # True: the member's body has finished, and so has its last step
         self.refused: int | None = None  # the step that was not begun or not finished because the round was over
         self.decided: bool = False

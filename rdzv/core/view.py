@@ -88,18 +88,18 @@ class TermView:
         self._otherwise = "" if tells_causes else _WHY["silent"]
         self._before: tuple[str, str] = "", ""  # the previous coordinator, and why its term ended
         self.synced: bool = False
-        self.seen: int = 0  # the revision of the latest folded event
+        self.seen: int = 0  # the revision of the latest applied event
         self.round: Round | None = None
         self.members: dict[str, Member] = {}  # all members of the last round
         self.live: set[str] = set()  # the members still in the last round
-        self.waiting: dict[str, NodeRecord] = {}  # in order of arrival
+        self.waiting: dict[str, NodeRecord] = {}  # in order of arrival, without `left_out`
         self.left_out: dict[str, NodeRecord] = {}  # waiting nodes, omitted as they did not reach the last rank 0
-        self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes whose last round's members did not reach rank 0
-        self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach some rank 0, unlike others
+        self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes that gave up a round: members did not reach rank 0
+        self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach some rank 0 that others reached
         self.left_early: bool = False  # True: a member left neither at the agreed step nor after its body
-        self.why_lost: dict[str, str] = {}  # why members were expelled, set before the deletion is folded
+        self.why_lost: dict[str, str] = {}  # why members were expelled, set before their deletion is applied
         self.standstill: str = ""
-        self.enough_since: float | None = None  # when enough waited: a last call began; no arrival moves it (R11)
+        self.enough_since: float | None = None  # start of the last call: enough nodes wait; no arrival moves it (R11)
         self.arrived_at: float | None = None  # when this coordinator saw the last arrival
         self.absences: AbsenceBook = AbsenceBook(expected)
         self.accusations: Accusations = Accusations()
@@ -107,7 +107,7 @@ class TermView:
         self._stuck: dict[str, str] = {}  # members to expel, and why
         self._missed: dict[str, _GoneMember] = {}  # gone members, also if they came back; each counts once
         self._unnamed: dict[bool, int] = {True: 0, False: 0}  # the numbers of gone members not in `_missed`, by `left`
-        self._lost_before: set[str] = set()  # members that the round before the last had lost
+        self._lost_before: set[str] = set()  # nodes lost in the previous round that the last round lacks
         self.records: dict[str, NodeRecord] = {}  # the records of live members and waiting nodes
         self._inherited: Progress | None = None
         self._inherited_at: float

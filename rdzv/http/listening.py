@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 VISITOR_BYTES: Final = 16 * 1024  # bytes counted per connection
-ASKS_WITHIN: Final = 10.0  # seconds until a new connection's first request is complete
-ASKS_AGAIN_WITHIN: Final = 75.0  # seconds, at most, between two requests
-WRONG_GUESS_COSTS: Final = 0.5  # seconds before the answer to a wrong token
+ASKS_WITHIN: Final = 10.0  # seconds for a TLS handshake, and for a new connection's first request
+ASKS_AGAIN_WITHIN: Final = 75.0  # seconds from an answer to the next request
+WRONG_GUESS_COSTS: Final = 0.5  # seconds before the answer to a wrong or missing token
 BODY_BYTES_MOST: Final = 1024  # limit of a request's body, as no request needs one
-VISITORS_MOST: Final = 256  # the most HTTP connections to a process that serves no store
+VISITORS_MOST: Final = 256  # HTTP connections to a process that serves no store
 
 
 def make_connection_table() -> ConnectionTable:

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FRESH = 0.5  # seconds, at least, for which the answer about an unchanged run is reused
-FRESH_FOR = 4  # an answer is reused for this many times the duration of its reading
+FRESH = 0.5  # seconds, at least, for which an answer about unchanged runs is reused
+FRESH_FOR = 4  # an answer is reused for this many times its reading's duration, or until a first change
 HISTORY_LINES = 40
 ENDED_LISTED = 100  # the most ended runs of a list
 READ_AT_ONCE = 5  # ended runs whose figures one HTTP request reads for the list
 COUNTED_AT_ONCE = 64  # runs whose nodes are counted concurrently
-SPACED = 0.1  # seconds between two reads of a run that changes continuously
+SPACED = 0.1  # seconds, at least, between two reads of a changing run
 
 
 class NoSuchRun(Exception):
@@ -64,7 +64,7 @@ async def connect_to_own_store(server: Server, *, token: Secret) -> AsyncIterato
 
 @dataclass(slots=True)
 class _EndedRun:
-    usage: RunUsage  # the usage at the last read; if it differs now, the run has changed
+    usage: RunUsage  # at the last read; if keys or bytes differ, the run has changed
     since: float  # when the run's first key was written, on the client's clock
     summary: dict[str, Any] | None = None  # the run's figures, if they were read
 

@@ -78,7 +78,7 @@ class RoundLoop(Generic[SomeRound]):
         self._handler = handler
         # If the run was open at the start, its closing ends the loop without an error. None: not known yet.
         self._was_open: bool | None = None
-        self._finished = -1  # the last step that this node has finished
+        self._finished = -1  # the last step that this node has finished; -1: none
         self.last: SomeRound | None = None  # this node's last round
 
     async def next(self) -> SomeRound | None:

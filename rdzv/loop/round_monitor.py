@@ -50,7 +50,7 @@ log: Final = make_logger(__name__)
 FINISHED: Final = "every member has finished its body"
 
 DONE: Final = "rdzv/done"  # the key, in a round's store, of the number of finished members
-BLAME: Final = "rdzv/ended_by"  # the key of the name and error of the member that ended the round first
+BLAME: Final = "rdzv/ended_by"  # the key of the name (and error) of the member that ended the round first
 
 LISTENS_FOR: Final = 1e9  # seconds; in effect no limit, as the round's end ends the wait
 LISTENS_AGAIN: Final = 1.0  # seconds until `wait_for_end` asks the store again after an error
@@ -71,12 +71,12 @@ class RoundMonitor:
     lets_newcomers_wait: bool = False  # True if waiting nodes must not interrupt work that begins no steps
     finished: str = FINISHED  # the reason for closing the run once all members have finished
     phase: MemberPhase = MemberPhase.AT_WORK
-    blames_others: bool = False  # True if this member's work failed because of other members
+    blames_others: bool = False  # True if others caused a failure that seemed this member's own
     all_have_finished: bool = False  # as far as this member has read
     stopped: bool = False
     # The agreement to leave is under False, any other ending under True. Any thread may set either, once.
     _endings: dict[bool, Ending] = field(default_factory=dict)
-    _awaits: anyio.CancelScope | None = None  # cancelled at the round's end, to end a wait in the node's loop
+    _awaits: anyio.CancelScope | None = None  # ends a wait: cancelled at the round's end, or once all others rejoin
 
     @property
     def ending(self) -> Ending | None:
@@ -214,7 +214,7 @@ class RoundMonitor:
         if await in_node(self._claim_failure(failure)):
             await release()
             await in_node(self._wait_for_possible_loss())
-        self.blames_others = True in self._endings  # the round may have ended during `_wait_for_possible_loss`
+        self.blames_others = True in self._endings  # others may have ended the round, perhaps before the claim
         return NextAfterWork.MEET_AGAIN if self.blames_others else NextAfterWork.RAISE
 
     async def _leave(self) -> None:
@@ -322,7 +322,7 @@ class RoundMonitor:
                 await listening.wait([BLAME], LISTENS_FOR)
                 name, _, how = (await listening.get(BLAME)).decode(errors="replace").partition("\n")
             except RoundSupersededError:
-                return  # this member's node knows already that the round is over
+                return  # the round is over; this member's node learns that, too
             except (RendezvousError, StoreError):
                 await anyio.sleep(LISTENS_AGAIN)
             else:

@@ -197,7 +197,7 @@ class BlockingStream(Generic[T]):
         self._opened = opened
         self._call = call
         self._stream: AsyncIterator[T] | None = None
-        self._turn = asyncio.Lock()  # held during each read, in the node's loop
+        self._turn = asyncio.Lock()  # held during reads and closing, in the node's loop
         self._reading: anyio.CancelScope | None = None
         self._taken: list[T] = []  # items that `poll` read but has not returned
 

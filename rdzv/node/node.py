@@ -112,8 +112,8 @@ class Node(NotPicklable):
         self.withdrawn: asyncio.Event = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
-        self.time: Callable[[], float] = lambda: 0.0  # the node's clock once connected, else 0.0; thread-safe
-        self.hosts_store: Callable[[], bool] = lambda: False  # True if this process serves the store; thread-safe
+        self.time: Callable[[], float] = lambda: 0.0  # the node's clock; 0.0 until connecting begins; thread-safe
+        self.hosts_store: Callable[[], bool] = lambda: False  # True if this node hosts the store; thread-safe
         self.store_settings: Callable[[], Settings] = lambda: settings  # the settings, with the present store as host
         self.handed_on: bool = False  # True while this node looks for another store, as the last one is shutting down
         self._store_gone: StoreError | None = None  # the error of the last store, if given up; see `StoreSession.gone`

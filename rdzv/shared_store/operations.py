@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from rdzv.shared_store.fencing import AbsenteeNames, FencedCall, MembershipQueries
     from store.messages import Operation
 
-PREFIX_MAX: Final = 4096  # letters of a listing's prefix; keys are shorter
+PREFIX_MAX: Final = 4096  # characters of a listed prefix; a longer common prefix is cut
 MARK: Final = b"\x00queue"  # the value of a queue's mark; no text or number begins with a zero byte
 ADD_MAX: Final = 2**63 - 1  # the largest number that this store, and PyTorch's, can count to
 

@@ -46,7 +46,7 @@ R = TypeVar("R", bound=Response)
 C = TypeVar("C", "RequestClient", "BlockingStore")
 
 DEFAULT_TIMEOUT: Final = 300.0  # seconds, as in PyTorch
-TIMEOUT_MAX: Final = 1e9  # seconds: the limit of event loops and sockets
+TIMEOUT_MAX: Final = 1e9  # seconds, below the limit of sockets and threads
 
 
 def _timeout_seconds(timeout: object) -> float:

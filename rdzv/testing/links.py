@@ -16,7 +16,7 @@ __all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Duplex", "Memory
 EVERYTHING = "*"
 
 HIGH_WATER_BYTES = 64 * 1024  # asyncio's default for transports over sockets
-SOCKET_BUFFER_BYTES = 64 * 1024  # the buffers of both ends' kernels together, about Linux's smallest defaults
+SOCKET_BUFFER_BYTES = 64 * 1024  # the bytes that both ends' kernels buffer per direction
 
 AnyProtocol = asyncio.Protocol | asyncio.BufferedProtocol
 End = tuple[AnyProtocol, asyncio.AbstractEventLoop]  # a protocol, and the loop in which it is called

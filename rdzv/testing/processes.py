@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 LOOKS_EVERY = 0.02  # seconds between checks of processes
-OUTPUT_IN_AN_ERROR = 4000  # the most characters per process
+OUTPUT_IN_AN_ERROR = 4000  # the last characters per process
 
 
 class ProcessesError(AssertionError):

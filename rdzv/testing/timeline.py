@@ -37,7 +37,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 START = 1000.0  # not 0, to find code that takes 0 for "never"
-BUSY_TURNS = 2_000  # after this many turns without a timer, a process must be polling: each further turn takes time
+BUSY_TURNS = 2_000  # after this many turns at one time, a process must be polling: each further turn takes time
 BUSY_TURNS_EACH = 20  # turns per process; their sum replaces `BUSY_TURNS` if larger
 BUSY_SECONDS = 1e-4  # virtual seconds of each further turn
 BUSY_BEYOND = 1.0  # virtual seconds by which busy tasks may push the clock beyond `until`
@@ -57,7 +57,7 @@ class SimulatedTime:
         self.now: float = START  # the true time, in seconds
         self.thread: int = threading.get_ident()
         self.rng: random.Random = random.Random(f"timeline {seed}")  # chooses which process runs next
-        self.problem: BaseException | None = None  # a host's error, which `run_until_time` raises
+        self.problem: BaseException | None = None  # an error, which `run_until_time` raises
         self.hosts: list[SimulatedLoop] = []
         self._timers: list[tuple[float, int, SimulatedLoop, asyncio.Handle]] = []
         self._numbers = 0

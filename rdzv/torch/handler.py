@@ -162,8 +162,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._signals = EndSignals(
             self._hosts_store, partial(self._screen.log_signal, serves_for=None), self._announce_leaving
         )
-        self._tcp_store: Any = None  # this round's TCPStore, which at rank 0 serves until it is deleted
-        self._workers_store: WorkersStore | None = None  # at rank 0
+        self._tcp_store: Any = None  # if `torch_store=tcp`, this round's TCPStore; rank 0's may serve until deleted
+        self._workers_store: WorkersStore | None = None  # at rank 0 with `use_agent_store`
         self._taken: set[int] = set()  # ports chosen for the workers' store, but in use by other processes
         self._logs_lost = False
         self._logs_of: int | None = None  # the round in which workers were last started; None before

@@ -153,7 +153,7 @@ def runs_under_torchrun() -> bool:
 class Agent:
     """PyTorch's agent on this thread's call stack, and its workers."""
 
-    problem: str  # the failure that makes the agent meet the others again; else empty
+    problem: str  # the first failure of the workers; empty if none has failed
     group: Any = None  # PyTorch's `WorkerGroup`
     itself: Any = None  # the agent
 
@@ -184,7 +184,7 @@ class Agent:
         if isinstance(specs, DefaultLogsSpecs) and remaining is not None:
             if not hasattr(specs, "_run_log_dir"):
                 raise OSError("this release of PyTorch does not say where they are")
-            run = getattr(specs, "_run_log_dir", None)  # unset before the first workers, and if logs go to /dev/null
+            run = getattr(specs, "_run_log_dir", None)  # None before the first workers, and if logs go to /dev/null
             folder = Path(run or os.devnull, f"attempt_{self.group.spec.max_restarts - remaining}")
             if folder.exists():
                 folder.rename(f"{folder}.round_{round}")
@@ -237,7 +237,7 @@ class AgentEnd:
     signal: str | None  # None if no signal has ended the agent
     why: str  # the reason, for the other nodes
     has_failed: bool
-    has_no_result: bool  # the agent raised AttributeError for a missing result, as when a spare ends well
+    has_no_result: bool  # the agent raised AttributeError, as for a missing result when a spare ends well
 
 
 def find_agent_end() -> AgentEnd:

@@ -33,7 +33,7 @@ BACKLOG: Final = 4096  # pending connections: all ranks connect at once
 FREE_WITHIN: Final = 3.0  # seconds to wait until the former rank 0 frees the only permitted port
 TIMEOUT: Final = timedelta(seconds=60)  # PyTorch's default for an agent's store
 PORT_TAKEN: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
-TRY_AGAIN_AFTER: Final = 0.05  # seconds between attempts to bind the port
+TRY_AGAIN_AFTER: Final = 0.05  # seconds after a failed attempt to bind
 
 
 class WorkersStore:

@@ -72,7 +72,7 @@ class ChannelsState:
     outages: OutageLog = field(init=False)
     cuts: DisconnectNotifier = field(init=False)
     _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # sockets whose end `cuts` knows
-    _seen_revision: int = 0  # the latest revision that a closed channel has seen
+    _seen_revision: int = 0  # the latest revision seen when a channel was last closed
     _dropping: threading.Lock = field(default_factory=threading.Lock)
     _made_in: bytes = field(default_factory=process_identity)
 
@@ -136,7 +136,7 @@ class Channel:
         self.sock: socket.socket | None = None
         self.ended: bool = False  # True once the watch on this channel was closed, by any thread
         self.leases: dict[int, float] = {}  # by id: expiry times of leases that end early if this connection is lost
-        self.idle_since: float = 0.0  # the time at which the channel's last call ended
+        self.idle_since: float = 0.0  # when the channel's last call ended, or its closing was postponed
         self.pushed: deque[Events | Lagged | Pong] = deque()  # messages for a watch
         self._attempt, self._welcomed_at = 0, -math.inf
         self._problem = dialing.NEVER_ANSWERED

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from store.net.dialing import Dial
     from store.protocol.connection import Secret
 
-IN_FLIGHT_MAX = 2048  # the most requests without an answer; half of the replies that a server keeps for one client
-WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # the most bytes of unread events
-LARGE = 1024 * 1024  # bytes; if a cancelled request has more unsent bytes, the client reconnects
+IN_FLIGHT_MAX = 2048  # the most unanswered requests, except waits; half of the replies that a server keeps per client
+WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # bytes of unread events above which a watch closes
+LARGE = 1024 * 1024  # bytes; if an abandoned request has more unsent bytes, the client reconnects
 EVENT_BYTES = 200  # memory per event, besides key and value
 
 R = TypeVar("R", bound=Response)
@@ -47,7 +47,7 @@ class Watch(interface.Watch):
     def __init__(self, client: Client, cursor: WatchCursor) -> None:
         self._client = client
         self._cursor = cursor
-        self._id: int | None = None  # the id of the request that opened the watch; None if not open
+        self._id: int | None = None  # the id of the request that opens the watch; None if closed
         self._opening: asyncio.Task[None] | None = None
         self._batches: deque[tuple[list[Event], int]] = deque()  # unread events, with their bytes
         self._held_bytes = 0
@@ -205,12 +205,12 @@ class Client(ReconnectingClient):
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._ended_by = timeout_name
         self.watching: dict[Watch, None] = {}  # the watches whose context is entered
-        self.watches: dict[int, Watch] = {}  # the watches open at the server, by request id
-        self._turns = asyncio.Lock()  # callers queue for this lock while too many requests are in flight
+        self.watches: dict[int, Watch] = {}  # the watches open or opening, by request id
+        self._turns = asyncio.Lock()  # callers queue for this lock until there is room for a request
         self._out: list[bytes] = []
         self._flushing = False
         self._written = 0  # bytes of all frames so far
-        self._large: dict[int, int] = {}  # by id of each request above `LARGE`: the bytes sent up to its end
+        self._large: dict[int, int] = {}  # by id of each request above `LARGE`: `_written` at its end
 
     async def __aenter__(self) -> Self:
         self._start_connecting()

@@ -15,7 +15,7 @@ from store.client.timeouts import HEARTBEAT
 if TYPE_CHECKING:
     from store.client.timeouts import Timeouts
 
-# `HEARTBEAT`s from request to closing, twice as many from the last bytes; one if the peer's system lacks data.
+# `HEARTBEAT`s of silence until closing, if the last bytes came twice as long ago; one if not `acknowledged`.
 HEARTBEATS_OF_BUSY = 6.0
 WATCHES_HEAR_EVERY = 20.0  # seconds between pings whose answers tell watches the store's revision
 LATE = 0.1  # if a call of `next_action` is late by this many seconds, the event loop was busy
@@ -50,8 +50,8 @@ class ConnectionHealth:
         self.heard_at: float = now
         self.asked_at: float | None = None
         self.seeking: bool = False
-        self._pinged = False  # True if the server was pinged since `asked_at`
-        self._watches_told_at = now  # when watches last got the store's revision
+        self._pinged = False  # True once a ping was due since `asked_at`
+        self._watches_told_at = now  # when a ping for watches was last sent
         self._unsent_bytes: int | None = None  # at the last call of `next_action`
         self._postponed = False  # True if the last call of `next_action` was late, and judged nothing
 

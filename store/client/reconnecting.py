@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         # True once the server has sent bytes, False if the connection ended without any
         self.spoken: asyncio.Future[bool] = self._loop.create_future()
         self.over: bool = False
-        self.changed: asyncio.Event = asyncio.Event()  # set once the connection has ended, or the server is silent
+        self.changed: asyncio.Event = asyncio.Event()  # set once the connection is over, or the server is silent
         self.search: anyio.CancelScope | None = None  # cancels the search for another connection; None without a search
         self.farewell: str = ""
         self._error: Exception | None = None
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
 class ReconnectingClient(interface.Store):
     """The part of a `Client` that connects and reconnects to the server."""
 
-    connected: bool = False  # True after the server's welcome: requests may be sent
+    connected: bool = False  # True from welcome to loss: requests may be sent
     watches: Mapping[int, object]  # the watches open at the server, by request id
 
     def __init__(
@@ -224,8 +224,8 @@ class ReconnectingClient(interface.Store):
         self._trying: Connection | None = None  # a new connection on which the server has not sent bytes yet
         self._parked: set[int] = set()  # ids of the waits in flight, which `IN_FLIGHT_MAX` does not count
         self._writable = True
-        self._eased = asyncio.Event()  # set when there may be room for a request, or after a failure
-        self._attempt = 0  # attempts that failed since the last welcome
+        self._eased = asyncio.Event()  # set when calls that wait for room to send must check again
+        self._attempt = 0  # pauses since a welcomed connection last ended
         self._away_since = 0.0
         self.last_problem: str = NEVER_ANSWERED
         self._outages = OutageLog(name, self._problem_text, log)

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-BACKOFF_FIRST = 0.1  # seconds; the limit of the first pause between attempts to connect, doubled after each one
+BACKOFF_FIRST = 0.1  # seconds; the limit of the first pause between attempts to connect, doubled with each pause
 BACKOFF_MOST = 2.0  # seconds; the limit of all pauses, which are drawn between 0 and their limit
-LASTED = 0.25  # seconds; after losing a connection that lasted longer, reconnect without a pause
+LASTED = 0.25  # seconds; after a connection that lasted less, pause before reconnecting
 SOON = 1.0  # seconds of short pauses after a connection's loss: a lease's `disconnect_ttl` may be short
 BACKOFF_SOON = 0.25  # seconds; the limit of a pause in the first `SOON` seconds
 BACKOFF_RECENT = 0.5  # seconds; the limit in the first `RECENT` seconds, and always if the client keeps a lease
 RECENT = 30.0  # seconds after a connection's loss; the store may be restarting
 
-HEARTBEAT = 5.0  # seconds until an idle connection is pinged, and then until it is closed if no answer comes
-SILENCE = 1.0  # seconds without an answer before a fresh connection is tried
-SILENCE_MOST = 5.0  # seconds; the limit of `SILENCE`, which doubles with each fresh connection without an answer
+HEARTBEAT = 5.0  # seconds until an idle connection is pinged, and a silent or stuck one closed (later if busy)
+SILENCE = 1.0  # seconds without an answer or first bytes before a fresh connection is tried
+SILENCE_MOST = 5.0  # seconds; the limit of the wait for an answer: `SILENCE`, doubled by each unanswered connection
 BUSY_FACTOR = 10.0  # a server whose system acknowledges all data may be silent this many times as long
-BUSY_SHARE_OF_LEASE = 0.75  # the share of a lease's remaining time that a wait for a busy server may take
+BUSY_SHARE_OF_LEASE = 0.75  # the share of a lease's remaining time to wait for a busy server or first bytes
 SLOW_FACTOR = 3.0  # a busy server may also be silent for this multiple of its longest recent silence
 SLOW_FOR = 15.0  # seconds after which the longest recent silence counts only half
 ATTEMPT = 0.5  # seconds for the peer's system to accept a connection
@@ -37,7 +37,7 @@ WORD_MOST = 64.0  # seconds; the longest wait for a server's first bytes, after 
 ROUND_TRIPS = 3
 SHARE_OF_LEASE = 4  # most waits take at most a quarter of a lease's remaining time
 FAREWELL_WITHIN = 0.2  # seconds that a closing client waits for answers to abandoned grants, whose leases it revokes
-LEAST = 0.05  # seconds; the shortest wait, so that an expired lease causes no busy loop
+LEAST = 0.05  # seconds; the shortest limit by a lease: an expired one causes no busy loop
 
 
 class Timeouts:

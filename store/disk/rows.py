@@ -49,7 +49,7 @@ DELETE FROM replies WHERE (session, request) IN (
 )"""
 
 ROWS_AT_ONCE = 256  # the most rows of one statement: SQLite accepts 32,766 values
-BYTES_AT_ONCE = 1024 * 1024  # the most bytes of one statement: SQLite copies them
+BYTES_AT_ONCE = 1024 * 1024  # the most bytes of a multi-row statement: SQLite copies them
 
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
 """For each older format, the function that migrates a store to the next format, in the caller's transaction."""

@@ -73,7 +73,7 @@ class OpenRevision:
         entry = Entry(key=key, value=value, create_revision=created, mod_revision=revision, lease=lease)
         self._keys.put(entry, before)
         if lease is not None:
-            record = self._leases.get_even_if_ending(lease)  # an `Add` may keep an ending lease
+            record = self._leases.get_even_if_ending(lease)  # `Add` and `Append` may keep an ending lease
             assert record is not None, "a put on a lease that is gone was refused"
             record.keys[key] = None
         self.made.append(entry)

@@ -48,7 +48,7 @@ class ChangeSet:
     replies: list[KeptReply] = field(default_factory=list)
     sessions: dict[bytes, int | None] = field(default_factory=dict)  # by id: a new session's number; None if it ended
     last_session: int = 0  # the highest number that the store chose in this step; 0 if none
-    _new: set[bytes] = field(default_factory=set, repr=False, compare=False)  # ids of sessions opened in this step
+    _new: set[bytes] = field(default_factory=set, repr=False, compare=False)  # ids opened and never ended in this step
 
     def __bool__(self) -> bool:
         return bool(self.revisions or self.leases or self.replies or self.sessions or self.last_session)

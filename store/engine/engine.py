@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 EMPTY: Final = MappingProxyType[int, float]({})
 PAGES_BYTES = 4 * 4096  # bytes of the database pages that a write of one key changes
 LAPSES_AT_ONCE = 256  # leases that one tick may end; the next tick follows in a millisecond
-WAITS_AT_ONCE = 512  # waits checked with their change; if it affects more, all are postponed
+WAITS_AT_ONCE = 512  # waits checked with their change; if a change affects more, all are postponed
 WAITED_KEYS_AT_ONCE = 16_384  # the same limit, of these waits' keys and conditions
 
 

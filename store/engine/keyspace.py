@@ -26,7 +26,7 @@ COORDINATION_KEYS = frozenset(  # the part after the group's name, in keys that 
     ("answers", "begun", "head", "history", "lease", "nodes", "parent", "rounds", "settings", "tally", "unfit")
 )
 CHUNK_MAX = 1024  # keys per chunk; at this size, splitting a chunk costs as much as searching one
-COMPARED_MOST = 50_000  # the most groups that `largest_group` compares, the oldest ones, in about 3 ms
+COMPARED_MOST = 50_000  # groups that `largest_group` compares, the oldest, in about 3 ms
 
 Change = Entry | Event
 """A written key's entry, or an event."""

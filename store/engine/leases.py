@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from store.engine.processes import ClientProcess
     from store.messages import Cause
 
-STALL_AFTER = 0.3  # seconds; the clock is read every 0.1 s, so a longer gap is a stall
+STALL_AFTER = 0.3  # served time advances by at most these seconds per reading, due every 0.1 s
 SOONEST = 1e-6  # seconds; adding a shorter wait might leave a clock's time unchanged
 LOOK_AGAIN_AFTER = 0.1  # seconds until an expired lease is checked again if its keeper has unread requests
 LOOKED_AT_ONCE = 4096  # leases that `expired` looks at in one call: a few milliseconds
@@ -46,7 +46,7 @@ class LeaseRecord:
     keeper: int | None = None
     disconnected: bool = False  # `lapses_at` follows from `disconnect_ttl`
     ending: bool = False  # ended, but ticks still delete its keys
-    ended_by: Cause = ""  # while `ending`: why it expired; "" after a revoke or a restart
+    ended_by: Cause = ""  # while `ending`: why the lease expired; "" after revoke or restart
     keys: dict[str, None] = field(default_factory=dict)
     note: bytes = b""  # the last note of a keep-alive; never saved to disk
     noted_at: float = 0.0  # when the note was set, on the server's clock

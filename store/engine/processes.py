@@ -35,7 +35,7 @@ class ClientProcess:
     peers: set[int] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)  # ids of the leases with a `gone_ttl` that its connections kept last
     cut: bool = False  # one of its connections was cut (`DisconnectKind.CUT`), and it has not connected since
-    died_at: float | None = None  # when it seemed to die, on the leases' clock; None if alive
+    died_at: float | None = None  # when it seemed to die, on the leases' clock; None if no `gone_ttl` runs
 
 
 class Processes:
@@ -45,8 +45,8 @@ class Processes:
         self._by_id: dict[bytes, ClientProcess] = {}
         self._of_peer: dict[int, ClientProcess] = {}
         self._of_lease: dict[int, ClientProcess] = {}
-        self._holders = 0  # the number of processes with leases
-        self._fallen: dict[ClientProcess, float] = {}  # when they seemed to die, in the last `AT_ONCE` seconds
+        self._holders = 0  # the number of processes with `leases`
+        self._fallen: dict[ClientProcess, float] = {}  # when processes seemed to die, in the last `AT_ONCE` seconds
 
     def note_connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
         """Note a new connection, which replaces the connection `previous`, if any."""

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from store.messages import Entry
 
 STEP_KEYS = 2048  # keys read in one step: 0.5 ms
-PART_BYTES = 256 * 1024  # bytes of one part of a long answer, so that its frame is small
-NAME_OVERHEAD = 80  # bytes counted per requested key, besides its characters
+PART_BYTES = 256 * 1024  # the most bytes of a part of an answer, unless one entry is larger
+NAME_OVERHEAD = 80  # bytes counted per requested key, besides its size
 FORGOTTEN_AT_ONCE = 2048  # earlier entries freed in one step: 1 ms
 
 _revision = itemgetter(0)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 RAISE_IT = "start the server with a higher limit"
 READ_THEM = "read replies before sending more, or ask for no large values"
-SPARE_SHARE = 8  # keys that coordinate a run may exceed a limit by the limit divided by this
-WRITES_ON_A_FULL_DISK = 512  # keys that one change may write while the disk is full: each may take 4 KiB
-SMALL_REPLY_BYTES = 64 * 1024  # a client without kept replies may get a reply of this size beyond `replies_bytes_max`
+SPARE_SHARE = 8  # keys that coordinate a run may exceed a limit by 1/this of it (memory: of its reserve)
+WRITES_ON_A_FULL_DISK = 512  # the most keys of one change while `why_only_deletes`: each may take 4 KiB
+SMALL_REPLY_BYTES = 64 * 1024  # a client without kept replies may get a reply up to this beyond `replies_bytes_max`
 
 PAST = {
     "append_bytes_max": ("the value for {of} would have {} bytes", "append to another key, or put the value"),
@@ -58,7 +58,7 @@ class StoreState:
 
     def __init__(self, limits: Limits) -> None:
         self.limits: Limits = limits
-        self.why_only_deletes: str | None = None  # why only deletes and small writes are accepted, or None
+        self.why_only_deletes: str | None = None  # why most writes other than deletes are refused, or None
         self.writable_bytes: int = 0  # on a nearly full disk: the most bytes of a write
         self.steering_bytes: int = 0  # on a nearly full disk: bytes left for keys that coordinate a run
         self.keys: Keyspace = Keyspace()

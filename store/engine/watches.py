@@ -27,7 +27,7 @@ SWEPT_AT = 1024  # the history's list may keep this many empty entries, or half 
 WATCH_OVERHEAD = 1024  # bytes counted per watch, besides its prefix
 COMPARISONS_MOST = 131_072  # comparisons of changed keys with watched prefixes, per request: about 20 ms
 LONG_KEY = 1024  # characters of a key whose comparison takes twice as long as that of a short key
-LENGTHS_FEW = 10  # lengths of a group's prefixes; with at most 10, 2,048 keys of 2 kB stay below `COMPARISONS_MOST`
+LENGTHS_FEW = 10  # the most lengths of a group's prefixes with which 2,048 keys of 2 kB stay below `COMPARISONS_MOST`
 EVENT_OVERHEAD = 200  # bytes counted per event, besides key and value
 
 

@@ -48,7 +48,7 @@ class Client(interface.BlockingStore):
         self._thread: LoopThread | None = None
         self._starting = threading.Lock()
         self._failed: StoreError | None = None
-        self._waiting: set[Call[Any]] = set()  # each access is atomic
+        self._waiting: set[Call[Any]] = set()  # pending waits; each access is atomic
         self._waits_ended = False
         self._made_in = process_identity()
 

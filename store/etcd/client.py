@@ -51,7 +51,7 @@ R = TypeVar("R", bound=messages.Response)
 T = TypeVar("T")
 
 RECEIPTS: Final = "rdzv-receipts/"
-WATCHES_MOST: Final = 100  # the most missing keys that one `Wait` request watches
+WATCHES_MOST: Final = 100  # missing keys that one `Wait` request watches
 
 
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, Members]] = WeakKeyDictionary()
@@ -109,7 +109,7 @@ class Client(interface.Store):
         self.members: Members = _get_shared_members(shared_as, make)
         self._receipts = WriteReceipts(self.members, receipts)
         self._reads = ReadOperations(self.members, receipts)
-        self._scopes: set[anyio.CancelScope] = set()  # the scopes of the calls under way
+        self._scopes: set[anyio.CancelScope] = set()  # of the calls under way
         self._made_in = process_identity()
 
     async def __aenter__(self) -> Self:

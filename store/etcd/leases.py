@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TTL_MAX = 9_000_000_000.0  # seconds, etcd's limit
 
-NOTES = "notes/"  # the prefix of notes
+NOTES = "notes/"  # the prefix of leases' notes
 
 
 async def keep_alive(members: Members, request: KeepAlive, deadline: float, *, hidden: str) -> Granted:

@@ -26,7 +26,7 @@ class Login:
 
     def __init__(self, name: str, user: str | None, password: str | Callable[[], str | None] | None) -> None:
         self._name, self._user, self._password = name, user, password
-        self._token: str | None = None  # None before a login; empty if etcd has no authentication
+        self._token: str | None = None  # None: a login is needed; empty if etcd has no authentication
         self._logging_in = asyncio.Lock()
 
     async def token(self, connection: Connection, limit: float) -> str | None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 PAUSE_FIRST = 0.02  # seconds; the longest first pause between attempts
 PAUSE_GROWTH = 1.6  # the factor by which the longest pause grows per attempt
-PAUSE_MOST = 5.0  # seconds; the longest pause if the cluster is silent or without a leader
-PAUSE_MOST_UNREACHED = 1.0  # seconds; the longest pause if no member can be reached
+PAUSE_MOST = 5.0  # seconds; the longest pause, unless the last attempt could not connect
+PAUSE_MOST_UNREACHED = 1.0  # seconds; the longest pause after a failure to connect
 
 
 def max_retry_pause(failures: int, most: float = PAUSE_MOST) -> float:

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger(__name__)
 
-ATTEMPT_FIRST = 1.0  # seconds for a request's first attempt, with several members; doubled after every two failures
+ATTEMPT_FIRST = 1.0  # seconds for a probe or first attempt, with several members; doubled after every two failures
 ATTEMPT_MOST = 8.0  # the most seconds for one attempt: etcd itself gives up after 7
 ATTEMPT_ALONE = 2.0  # seconds; replaces `ATTEMPT_FIRST` in a cluster of one member
 ATTEMPT_LEAST = 0.05  # the fewest seconds for an attempt

@@ -21,11 +21,11 @@ from store.etcd.transactions import Receipt
 if TYPE_CHECKING:
     from store.etcd.members import Members
 
-RECEIPTS_TTL: Final = 60.0  # the most seconds that receipts last; later the outcome of an unanswered write is unknown
+RECEIPTS_TTL: Final = 60.0  # seconds, of the receipts' own lease; later the outcome of an unanswered write is unknown
 RECEIPTS_LEAST: Final = (
     40.0  # the fewest seconds left of their own lease for a new receipt; above a write's default timeout
 )
-HANG_UP_WITHIN: Final = 1.0  # seconds for the deletion of receipts; remaining ones expire with their lease
+HANG_UP_WITHIN: Final = 1.0  # seconds to delete receipts, or revoke unused leases; the remaining ones expire
 
 
 class WriteReceipts:

@@ -110,9 +110,9 @@ class Plan:
 
     operations: Operations
     rests_on: tuple[Condition, ...]
-    succeeded: bool  # True if the write's conditions hold
+    succeeded: bool  # True: `then` is done; False: `otherwise`
     sums: Mapping[int, int] = field(default_factory=dict)  # result of each `Add` and `Append`, by index of its put
-    assumed: frozenset[int] = frozenset()  # leases of `Create`s whose keys are assumed to exist: not granted yet
+    assumed: frozenset[int] = frozenset()  # leases not granted yet, as their `Create`s' keys exist or are assumed to
 
     @property
     def changes_keys(self) -> bool:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-STAGGER = 0.25  # seconds, as RFC 8305 recommends
+STAGGER = 0.25  # seconds between attempts (RFC 8305)
 
-CHECK_EVERY = 0.5  # seconds between the calls of `check` in `connect_blocking`
-LOOKED_UP_WITHIN = 1.0  # seconds for a lookup; then the last lookup's addresses are used, if one has worked
+CHECK_EVERY = 0.5  # seconds, at most, between calls of `check` after the lookup
+LOOKED_UP_WITHIN = 1.0  # seconds for a lookup; then the last known addresses are used, if any has worked
 HOLDS_FOR = 3.0  # seconds that a lookup's result is used for; more than the longest pause between attempts
 TOLD_MOST = 4  # the most addresses of a name in one message
 UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # no failures; EAGAIN: memory is short

@@ -188,7 +188,7 @@ class LoopThread:
         self._last = last  # True if the thread ends after others at the process's end
         self._ready = Flag()
         self._failure: Exception | None = None
-        self._calls: set[Call[Any]] = set()  # the calls that are not over
+        self._calls: set[Call[Any]] = set()  # the calls under way
         self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         try:
             # Call `Thread.start` in another thread, where no signal's handler can interrupt it.

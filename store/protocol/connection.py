@@ -213,7 +213,7 @@ class ClientConnection:
         self._unanswered: OrderedDict[int, None] = OrderedDict()  # ids of unanswered mutations, oldest first
         self.in_flight: dict[int, InFlight] = {}  # requests without an answer, by id, oldest first
         self.welcomed: Welcome | None = None
-        self.resumed: bool = False  # True if the last welcome was to the same session
+        self.resumed: bool = False  # True if the last welcome continued the previous session
         self.store_id: str | None = None
         self.seen_revision: int = 0  # the highest revision that the server has sent
         self._frame_bytes_max = FRAME_BYTES_AT_FIRST

@@ -43,9 +43,9 @@ PUSHES = range(100, 125)  # codes reserved for pushes of later releases
 EVENT_KINDS = frozenset(get_args(EventKind))
 _HEAD = struct.Struct(">IBBQ")  # the start of a response's frame: its length, array of 2, request id of 64 bits
 _EVENTS_HEAD = struct.Struct(">IBBQBB")  # for events: length, array of 2, watch id, array of 2, EVENTS
-HANDSHAKE_BYTES_MAX = 4096  # the largest frame before the welcome
+HANDSHAKE_BYTES_MAX = 4096  # the largest frame up to the welcome
 NUMBER_MAX = 2**63 - 1  # the largest request id: SQLite's largest integer
-OPENING_ELEMENTS_MAX = 512  # elements of an array or map in a greeting, hello or welcome, also in later versions
+OPENING_ELEMENTS_MAX = 512  # the most elements of an array or map in a handshake's frame, also in later versions
 ELEMENTS_PER_OPERATION = 12  # an operation has up to 6 msgpack elements, and may have more in later releases
 # A request of up to this many bytes is decoded in one step, its elements uncounted. The worst one (nested arrays that
 # each claim as many elements as there are bytes) takes a few milliseconds, and 27 MB.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Response)
 
-TTL = 10.0  # seconds until a dead holder loses its lock
+TTL = 10.0  # default seconds until a dead or disconnected client loses its place
 SILENT_AFTER = 1.0  # seconds per request if `timeout` is 0
 EARLY = 0.01  # seconds by which a timer may be early
 

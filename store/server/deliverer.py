@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 SHARED_BYTES = 16 * 1024  # events and answers of at least this size are encoded once for all readers
-AT_ONCE = 64  # notifications that are queued before other peers have a turn
+AT_ONCE = 64  # the most notifications queued, or peers served after a commit, in one step
 CAUGHT_UP_AT_ONCE = 1024  # a peer's requests wait while it has more pending notifications than this
 WRITTEN_AT_ONCE = 16  # peers written to before the clock is read again
-BYTES_AT_ONCE = 2 * 1024 * 1024  # bytes written before the clock is read again: 1 ms
+BYTES_AT_ONCE = 2 * 1024 * 1024  # bytes written to peers in one step: 1 ms
 POSTPONED_MOST = 64  # requests wait while this many changes have `Wait` requests to check
 ANNOUNCEMENTS_MOST = 256  # requests wait while this many changes have pending notifications
 

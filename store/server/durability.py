@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 STOP_WITHIN = 3.0  # seconds that a shutdown waits for the last group
-SMALL = (Get, Put, Create, CompareAndSet, Delete, Add, Grant)  # the operations of small writes
+SMALL = (Get, Put, Create, CompareAndSet, Delete, Add, Grant)  # the operations permitted in small writes
 SMALL_OPERATIONS, SMALL_BYTES = 16, 16 * 1024
 NO_RESERVE = "its disk has less than the 8 MiB that are kept back for them"
-TRY_AGAIN_AFTER = 1.0  # seconds between tries
+TRY_AGAIN_AFTER = 1.0  # seconds until a failed disk is retried
 
 
 @dataclass(eq=False, repr=False)

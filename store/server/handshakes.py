@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from store.server.peer import Peer
     from store.server.peers import Peers
 
-HELD_MOST = 5.0  # seconds; at `sessions_max`, a new client waits if there is room this soon
+HELD_MOST = 5.0  # seconds; at `sessions_max`, a new client waits for room expected this soon
 SOON = 0.001  # seconds by which a timer may be early
 
 
@@ -35,7 +35,7 @@ class Handshakes:
     clock: Callable[[], float]
     leaving: bool = False
     generation: int = 1  # 1 + the stores lost before; the highest that an authenticated client has sent
-    bytes_out: int = 0  # bytes sent on connections that have ended
+    bytes_out: int = 0  # bytes sent on accepted connections that have ended
     _refuses: bool = False  # the last connection was refused: do not log the next refusal
 
     def __post_init__(self) -> None:

@@ -57,13 +57,12 @@ log: logging.Logger = logging.getLogger(__name__)
 # Only after these errors is it certain that SQLite's log lacks the end of the group. SQLite then ignores the group.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 MARGIN_BYTES = 1024 * 1024  # bytes that must be free, besides the reserve, before other writes than deletes resume
-# Seconds that writing a group should take, at least. On a slow disk, three times as long as a small group, so that
-# fixed costs are only a third.
+# Target seconds of writing a group; if longer, three times a small group's, so that fixed costs are only a third.
 GROUP_SECONDS = 0.02
 SMALL_GROUP_BYTES = 64 * 1024
-GROUP_BYTES = 1024 * 1024  # bytes of the first groups; later sizes follow from the time that groups took
+GROUP_BYTES = 1024 * 1024  # target bytes of the first groups; later targets follow from the groups' times
 GROUP_BYTES_LEAST, GROUP_BYTES_MOST = 16 * 1024, 64 * 1024 * 1024
-BUSY_SECONDS = 1.0  # seconds between checks for `stop` while another program holds SQLite's lock
+BUSY_SECONDS = 1.0  # seconds that an attempt to write waits for another program's lock
 LOG_BYTES = 4 * 1024 * 1024  # an idle writer empties SQLite's log if it is longer
 PAGE_BYTES = 4096  # SQLite's default
 LONG_LOG_BYTES = 4 * LOG_BYTES  # a longer log that still grows shows that another program reads the database
@@ -72,10 +71,10 @@ LONG_LOG = (
     "program, a backup or a shell of SQLite"
 )
 GROUPS_LONG = 3  # consecutive groups that lengthen a long log before a warning
-IDLE_SECONDS = 1.0  # seconds without writes before unused pages are returned to the disk
-FREE_PAGES_KEPT = 1024  # unused pages kept for reuse, or a quarter of the file if that is more
+IDLE_SECONDS = 1.0  # seconds without writes before files are shrunk; if `short_of_room`, repeatedly
+FREE_PAGES_KEPT = 1024  # unused pages kept, or a quarter of the file if more; if `short_of_room`, none
 FREE_PAGES_AT_ONCE = 64  # unused pages returned to the disk in one step: some 50 ms in a file of a gigabyte
-PAGES_WRITTEN_ANEW = 1024  # a file with at most this many used pages is rewritten as a whole: some 100 ms
+PAGES_WRITTEN_ANEW = 1024  # a file of at most this many used pages is shrunk by VACUUM (100 ms), unless `short_of_room`
 
 
 class UnstorableRowError(Exception):
@@ -96,7 +95,7 @@ class Journal:
         self._pending: list[ChangeSet] = []
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._probing = threading.Lock()  # held during a probe of the disk
+        self._probing = threading.Lock()  # held by `try_to_recover` and `close`
         self._closed = False
         self._mark, self._reserve = LastGroupMark(self._directory), Reserve(self._directory)
         self._long_for = 0  # consecutive groups that lengthened a long log
@@ -106,7 +105,7 @@ class Journal:
         self.commit_seconds: float = 0.0
         self.in_doubt: bool = False  # the last group may be on disk or not
         self.log_bytes: int = 0
-        self.short_of_room: bool = False  # large writes are refused, so all unused pages are returned to the disk
+        self.short_of_room: bool = False  # some writes are refused, so all unused pages are returned to the disk
         self.answered: bool = False  # SQLite refused a step's content: the disk works, and the step's reply is an error
         self._lock_file = take_lock(Path(directory))
         close_in_children(self, self._lock_file)  # so that a forked child does not keep the lock

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     from store.engine.keyspace import KeyGroupTable
 
-AT_ONCE = 1000  # lines: one for each node of a large job with a wrong token
+AT_ONCE = 1000  # lines in a burst: one per node of a large job with a wrong token
 PER_SECOND = 10.0  # lines after the first `AT_ONCE`: about 100 MB a day
-NEARLY = 0.8  # the share of a limit at which it is logged
+NEARLY = 0.8  # the share of a limit above which it is logged
 BELOW = 0.7  # the share below which the limit may be logged again
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from store.engine.sessions import ByteCount
 
-# The most bytes handed to a transport at once. While a peer has more bytes of unread answers, its requests wait.
+# The most bytes handed to a transport at once. While a peer has more bytes of unsent answers, its requests wait.
 PIECE_BYTES = 256 * 1024
 
 _number = itemgetter(0)
@@ -77,7 +77,7 @@ class Outbox:
         self.ready: list[Frame] = []
         self.held: list[tuple[int, Frame]] = []
         self._cut = 0  # bytes of the first frame that were taken already
-        self._handed = 0  # bytes that the transport has not sent
+        self._handed = 0  # unsent bytes of the transport, if full
         self.bytes: int = 0
 
     def queue(self, frame: Frame) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # The errors of a connection that the client's side closed. A timeout is not among them: it is a network failure.
 FROM_THEIR_SIDE = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 PEER_BYTES = 8 * 1024  # memory of an idle connection
-PIECES_AT_ONCE = 4  # pieces written to a peer in one turn: a megabyte
+PIECES_AT_ONCE = 4  # the most pieces written by one `flush`: a megabyte
 LEAVE_WITHIN = 5.0  # seconds in which a closing connection may send its last frames
 
 
@@ -61,24 +61,24 @@ class Peer(asyncio.BufferedProtocol):
         self._host = host
         self._inboxes = inboxes
         self._transport: asyncio.Transport
-        self._blocked = False  # the transport is full
+        self._blocked = False  # the transport has unsent bytes
         self._timer: asyncio.TimerHandle | None = None  # aborts a connection that is slow to close
         self.id = id
         self.is_internal = is_internal
         self.outbox: Outbox = Outbox(outboxes)
         self.bytes_out: int = 0
         self.connection: ServerConnection
-        self.unread: Iterator[Any] | None = None  # received requests that wait for room or for a turn
-        self.stalled: Any = None  # the next request of `unread`, if it waits for the disk
+        self.unread: Iterator[Any] | None = None  # received requests that are not carried out yet
+        self.stalled: Any = None  # the next request, ahead of `unread`, if it waits for the disk
         self.work: Any = None
-        self.inbox_bytes: int = 0  # bytes of an incomplete frame, or of waiting requests
-        self._inbox_since = 0.0  # when the inbox last made progress, on the server's clock
-        self.batch_bytes: int = 0  # bytes of the requests being carried out
+        self.inbox_bytes: int = 0  # bytes of an incomplete frame and of waiting requests
+        self._inbox_since = 0.0  # when the inbox last began to fill or made progress
+        self.batch_bytes: int = 0  # bytes last received, until their requests are carried out
         self._to_hear = 0.0  # bytes that had arrived when last counted, and are not carried out
         self._marked_at = self._heard_at = -math.inf  # times of that count, and of the last count carried out in full
         self.gone: bool = False  # closing or closed: its requests are ignored
         self.lags: bool = False  # it was logged that the peer reads too slowly
-        self.closing: DisconnectKind = DisconnectKind.CUT  # how the connection ends, unless the client closes it
+        self.closing: DisconnectKind = DisconnectKind.CUT  # how the connection ends; `CUT` unless the client closes it
         self.reading_paused: bool = False
         self.received_at: float = 0.0
         self.address: str = ""

@@ -31,7 +31,7 @@ class PendingCommits:
         self.bytes: int = 0
         self._steps: OrderedDict[int, tuple[int, int, ChangeSet]] = OrderedDict()  # by step: bytes, revision, changes
         self._last_revision = revision
-        self._changed: dict[str | int, int] = {}  # by key or lease: the last step that changed it
+        self._changed: dict[str | int, int] = {}  # by key or lease: the last pending step that changed it
         self._last_small = self._last_large = durable  # numbers of steps
         self._passing = durable  # large requests wait until this small step is on disk
 

@@ -47,7 +47,7 @@ class RequestScheduler:
     peers: Peers
     handshakes: Handshakes
     clock: Callable[[], float]  # gives the time of requests
-    stopwatch: Callable[[], float]  # measures turns
+    stopwatch: Callable[[], float]  # measures turns and requests
     figures: Callable[[], dict[str, Any]]
     on_request: Callable[[str, str, float], None] | None = None  # see `Server.add_request_callback`
     bytes_in: int = 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TURN = 0.002  # seconds of one peer's turn
+TURN = 0.002  # seconds of one turn, at most
 PASS = 0.008  # seconds for the turns of all peers together; then the loop reads its sockets
 
 P = TypeVar("P")

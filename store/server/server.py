@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 WARN_EVERY = 5.0  # seconds between checks of the limits
-LOOK_EVERY = 0.1  # seconds; leases lapse at most this late. Keep well below `leases.STALL_AFTER`.
+LOOK_EVERY = 0.1  # seconds, at most, between lease checks. Keep well below `leases.STALL_AFTER`.
 LOOK_LEAST = 0.001  # seconds; a shorter sleep may be below the clock's resolution
 SPEAKS_TLS = Rejection("protocol", "this port speaks TLS, and the client does not: use tcps:// with ca=")
 

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-POLL = 20  # milliseconds
-CANNOT_EXECUTE = 126  # the exit status, as in shells, if execution fails
+POLL = 20  # milliseconds between checks
+CANNOT_EXECUTE = 126  # the exit status, as in shells, if the start fails
 IN_PASSING = 0x80  # marks signals that shall not end the group; larger than any signal number
-STARTED: set[int] = set()  # pids of the launcher's children; if it is process 1, others are orphans to reap
+STARTED: set[int] = set()  # pids of the launcher's children; if the launcher is process 1, others are orphans to reap
 # The guard ignores these signals, which Slurm sends to every process of a job: the launcher passes them on.
 PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 

@@ -100,7 +100,7 @@ class JobRound:
         self._loop = asyncio.get_running_loop()
         self.monitor: RoundMonitor = RoundMonitor(handler.node, membership, self._queue_round_end, finished=SUCCEEDED)
         self.is_ending: bool = False  # True after `ask_to_end`
-        self.achieved: bool = False  # the job has written a checkpoint or begun its second step in this round
+        self.achieved: bool = False  # set at the end: the job has written a checkpoint or begun its second step
         self.failed: tuple[str, int] | None = None  # a description of this node's failed process, and the exit status
 
     async def run(self) -> NextAfterWork | signal.Signals:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log: Final = make_logger(__name__)
 
 SAID_AGAIN_AFTER: Final = 30.0  # seconds until an unchanged reason is first repeated
-EXPLAINED_AFTER: Final = 2.0  # seconds until the reason of a wait is printed, and between checks of the reason
+EXPLAINED_AFTER: Final = 2.0  # seconds until a wait's reason (or a host's stay) is printed, and between checks
 ANSWERED_WITHIN: Final = 2.0  # seconds for requests whose answers are only printed
 
 AGAIN: Final = "again after a second: at once"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-END_WITHIN: Final = 5.0  # seconds for the preload server to end before it is killed; none while it imports
+END_WITHIN: Final = 5.0  # seconds for the preload server to end before it is killed; 0 while it imports
 START_WITHIN: Final = 10.0  # seconds to fork a worker, which takes milliseconds, before the server is killed
 SLOW_AFTER: Final = 30.0  # seconds until a log line says that the modules are still being imported
 WITHOUT_VALUE: Final = frozenset("bBdEIOPqsSuv")  # letters of the interpreter's options without a value

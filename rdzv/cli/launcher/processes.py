@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-DRAIN_WITHIN: Final = 5.0  # seconds to pass on a process's remaining output before the next round
+DRAIN_WITHIN: Final = 5.0  # seconds to wait until a process's remaining output is passed on
 PROMPT_AFTER: Final = 200  # milliseconds until a terminal shows an incomplete line
-LINE_BYTES_MAX: Final = 65_536  # a longer line is split
+LINE_BYTES_MAX: Final = 65_536  # the most bytes per read; incomplete lines this long are split
 CUT: Final = "%s cannot be written: %s; the job goes on without it"
 
 

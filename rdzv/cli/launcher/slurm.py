@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SCHEME: Final = "slurm"
-PORT_FIRST, PORTS = 20_000, 10_000  # the first port and the number of ports of steps: below the ephemeral ports
+PORT_FIRST, PORTS = 20_000, 10_000  # for steps' stores: first port and number of ports, below the ephemeral ones
 EXPECTED_MOST: Final = 1024  # node names that fit into a URL; for a larger step `expected` is left out
 NODES_MOST: Final = 65_536  # node names per list
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 TEXT_MOST: Final = 256 * 1024  # characters of all stacks of a node
 TEXT_OF_ONE_MOST: Final = 64 * 1024  # characters of one process's stacks
-ANSWER_WITHIN: Final = 2.0  # seconds; a signal handler runs at once, unless its process is stopped
-SETTLED_AFTER: Final = 0.1  # seconds without growth until a file counts as complete
+ANSWER_WITHIN: Final = 2.0  # seconds for all answers; running processes handle signals at once
+SETTLED_AFTER: Final = 0.1  # seconds without growth until all files count as complete
 LOOK_EVERY: Final = 0.02
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ACCUSERS: Final = 2  # a member with this many accusers is expelled
 UNKNOWN: Final = ""  # `Accusation.accused` if the member's name is unknown
-WHY_MOST: Final = 120  # characters of `why`
+WHY_MOST: Final = 120  # characters of `Accusation.why`
 
 
 class Accusation(Stored, kw_only=True):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FRESH_PART = 0.5  # a member that began a step within this share of the limit makes progress
 
-AWAY_AFTER = 1.0  # seconds that a keep-alive may be late before its member counts as disconnected
+AWAY_AFTER = 1.0  # seconds that a keep-alive, or `judge`, may be late before silence is excused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class StallRules:
     """The settings of a run for `StallDetector`."""
 
     stall_timeout: float | None = None  # seconds that a member may begin no step; None: no limit
-    first_step_timeout: float | None = None  # seconds until a member must begin its second step; None: no limit
+    first_step_timeout: float | None = None  # as `stall_timeout`, until the second step begins; None: no limit
     notes_every: float  # seconds between two keep-alives of a member
 
     @property

@@ -22,7 +22,7 @@ NODE_STATES: Final = (
 """The states of a node in words, the most urgent first."""
 
 SHOWN_PART: Final = 0.5  # a member is shown as stuck after this share of `stall_timeout`
-# Without `stall_timeout`, a member is shown as stuck after this many seconds, or the time of `STUCK_STEPS` if longer.
+# Without `stall_timeout`, a member is stuck after these seconds, or `STUCK_STEPS` at the median rate if longer.
 STUCK_AFTER: Final = 30.0
 STUCK_STEPS: Final = 10
 SLOW_PART: Final = 0.8  # a member with less than this share of the median rate is slow
@@ -35,10 +35,10 @@ class StepOf:
     """A member's progress, for displays."""
 
     step: int | None  # the last begun step; None before the first
-    age: float  # seconds since the step began, or since the member was last busy
+    age: float  # seconds since the step (else the round) began, or the member was busy
     report_age: float = 0.0  # seconds since its last note was received
-    rate: float  # recent steps per second
-    busy: str = ""  # why the member is busy, in its words; else empty
+    rate: float  # recent steps per second; 0: unknown
+    busy: str = ""  # why the member is busy, else empty
     waits: bool = False  # see `StepNote`
     away: bool = False  # see `StepNote`
     first: bool = False  # see `StepNote`
@@ -50,7 +50,7 @@ class StepsOverview:
 
     told: int = 0  # the number of members that report steps
     step: int | None = None  # the largest begun step
-    age: float = 0.0  # seconds since any member last began a step
+    age: float = 0.0  # seconds since any member began a step or was busy
     rate: float = 0.0  # the median, in steps per second; 0 if unknown
     limit: float = STUCK_AFTER  # seconds without a step after which a member is stuck, if others make progress
     stuck: Mapping[str, str]  # the stuck members, and why

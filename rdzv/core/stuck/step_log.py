@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import SupportsIndex
 
 FINISHED: Final = -1  # `StepNote.round` of a member that has finished, or reports no steps
-WAITS_AFTER: Final = 0.5  # seconds; shorter waits for peers are not reported
+WAITS_AFTER: Final = 0.5  # seconds; shorter waits for keys are not reported
 LABEL_BYTES_MOST: Final = 64  # limit of `StepNote.what`, as a note has at most 128 bytes
 
 
@@ -26,14 +26,14 @@ class StepNote(Stored, kw_only=True):
 
     round: int
     step: int | None  # the last begun step; None before the first
-    age: float  # seconds since the member began `step` (or the round), or since it was last busy
+    age: float  # seconds since the member last began a step (or the round) or was busy
     first: bool = False  # True until the second step begins: in the first step, a member may compile
-    busy: float = 0.0  # seconds that the member will still be busy; else 0
+    busy: float = 0.0  # seconds, at most, that the member stays busy; else 0
     what: Prose = ""  # why the member is busy, or the key for which it waits; else empty
-    rate: float = 0.0  # recent steps per second
+    rate: float = 0.0  # recent steps per second; 0: unknown
     away: bool = False  # True: this keep-alive is late, as after a lost connection
     waits: bool = False  # True: the member waits for a key in the round's store
-    waited: float = 0.0  # seconds that the member has waited for the key
+    waited: float = 0.0  # seconds waited for the key; 0 unless `waits`
 
 
 @dataclass(slots=True, eq=False)

@@ -19,7 +19,7 @@ class RunCounts(Stored, kw_only=True):
 
     restarts: int = 0
     fruitless: int = 0  # the number of fruitless rounds in a row
-    round: int = -1  # the last counted round
+    round: int = -1  # the last failed or fruitful round; -1: none
 
     @classmethod
     def of(cls, value: bytes) -> RunCounts:

@@ -65,9 +65,9 @@ class HeadWatcher:
         self.opened_in: float | None = None  # seconds that the store took to open the watch; None until it is open
         self.round_at: float | None = None  # when this node saw the round complete; None if it did not
         self.synced: asyncio.Event = asyncio.Event()
-        self.on_change: Callable[[], object] = int  # called before listeners, to update the membership that they read
+        self.on_change: Callable[[], object] = int  # called before the listeners, e.g. to update the membership
         self.listeners: Listeners = Listeners()
-        self.seen: int = 0  # the revision of the watch's last event
+        self.seen: int = 0  # the highest revision of the watch's events
         self._anew: Head | None = None  # the incomplete head while a reset watch delivers its snapshot
 
     def watch_attribute_bans(self, attributes: Mapping[str, str]) -> None:

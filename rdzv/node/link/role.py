@@ -22,7 +22,7 @@ ROUND_TRIPS_PER_TERM = 10  # round trips that the role's TTL covers at least; ta
 SECONDS_PER_NODE = 0.001  # the role's least TTL per node, in seconds: many nodes keep the coordinator busy
 TERM_MOST = 30.0  # the role's longest TTL, in seconds, without the time that the store's own failover takes
 ELECTION_PER_NODE = 0.001  # seconds per node of the longest pause before an election, so that few try at once
-ELECTION_MOST = 1.0  # the longest pause before an election, in seconds, unless this node lost the role before
+ELECTION_MOST = 1.0  # seconds; the longest pause after an election, and before one unless this node lost terms
 LOST_TERMS_MOST = 4  # each lost term in a row doubles the TTL and the pause, up to this many terms
 ROLE_DISCONNECT_TTL = 0.4  # seconds, at least, until a disconnected coordinator loses its role
 

@@ -69,8 +69,8 @@ class Arrival(Generic[L]):
     def __init__(self) -> None:
         self.state: ArrivalState = ArrivalState.ABSENT
         self.record: NodeRecord | None = None  # the stored record, also while the node sends another
-        self.lease: L | None = None  # the lease of the node's records; None if it expired or is not renewed
-        self.began: int = 0  # the revision of this process's first record, or 0; an older drain is not for this process
+        self.lease: L | None = None  # the lease that the node holds for its records, or None
+        self.began: int = 0  # lowest revision of this process's records, or 0; older drains are not for this process
         self._sent: NodeRecord | None = None
 
     @property

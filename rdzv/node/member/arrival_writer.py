@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log: Final = make_logger(__name__)
 
-ROUND_TRIPS_PER_TTL = 10  # round trips that a node's TTL covers at least: time for three slow renewals
+ROUND_TRIPS_PER_TTL = 10  # round trips that a node's TTL covers, up to `TTL_MOST`: time for three slow renewals
 BANS_LOOKED_FOR_MOST = 64  # bans in an arrival's conditions, at most; while waiting, the node checks all bans
 LAPSES_MOST = 4  # each further lease lost in one wait doubles the next TTL, up to this many times
 TTL_MOST = 30.0  # seconds, at most, of a lengthened TTL: a dead node may count as live for that long

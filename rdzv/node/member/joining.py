@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 log: Final = make_logger(__name__)
 
 NAMES_WITHIN = 2.0  # seconds to read nodes' names for a message; after that, the message has their ranks
-HEARD_WITHIN = 4.0  # seconds that a member waits for rank 0's verdict on a round
+HEARD_WITHIN = 4.0  # seconds after a failed check to publish or hear rank 0's verdict
 HEAR_AFTER = 1.0  # seconds until a member asks for rank 0's verdict; most checks have passed by then
 TICK = 0.25  # seconds; `_tried` grows in such steps, so that it counts no pause of the process
-TRIED_LEAST = WITHIN / 2  # a node that tried for fewer seconds to reach rank 0 is not left out of the next round
+TRIED_LEAST = WITHIN / 2  # seconds; a node that tried less to reach rank 0 stops at the verdict, and is not left out
 CUT_OFF_MOST = 8  # addresses, at most, that a node remembers because it did not reach rank 0 there
-TRY_AGAIN_AFTER = 1.0  # seconds, at most, from a failed attempt to arrive to the next
+TRY_AGAIN_AFTER = 1.0  # seconds until a failed arrival is tried again; after a reconnect, at most
 # Seconds until a node that was left out looks again for rank 0. They double after each look, and each time that the
 # node is left out: its arrivals interrupt other nodes.
 LOOK_AGAIN_FIRST, LOOK_AGAIN_MOST = 10.0, 600.0

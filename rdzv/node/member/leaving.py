@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rdzv.node.member.node_state import NodeState
     from store import Condition, TransactionResult
 
-HAND_OVER_WITHIN = 0.5  # seconds, at most, that a departing coordinator waits for its departure's report
+HAND_OVER_WITHIN = 0.5  # seconds, plus `HAND_OVER_TRIPS`, that a departing coordinator waits for its departure's report
 HAND_OVER_TRIPS = 2  # round trips added to `HAND_OVER_WITHIN`: to write the report, and to see it
 WITHDRAW_TRIPS = 2 + HAND_OVER_TRIPS  # round trips of a withdrawal: two writes and the report
 

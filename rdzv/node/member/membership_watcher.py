@@ -37,7 +37,7 @@ class MembershipWatcher:
         self._follower.watch_attribute_bans(part.settings.attributes)
         self._resets, self._banned_at = self._follower.resets, 0
         self._seen = self._ban_and_resets
-        self._answered: Membership | None = None  # the membership in which it last told the coordinator its step
+        self._answered: Membership | None = None  # the membership in which this node last told the coordinator its step
         self._wakeup = Wakeup()
 
     async def run(self) -> None:

@@ -59,7 +59,7 @@ class NodeState:
     node_id: str
     listeners: Listeners
     loop: NodeLoop
-    rng: random.Random  # for jitter, so that many nodes do not act at once
+    rng: random.Random  # for `incarnation` and for jitter: not all nodes act at once
     port: HeldPort  # the port where this node listens if it becomes rank 0
     agreed: RunSettings = field(init=False)  # the run's settings; unset if this node cannot join
     incarnation: str = field(init=False)  # see `NodeRecord`
@@ -69,11 +69,11 @@ class NodeState:
     unreached: bool = False  # see `NodeRecord`
     cut_off: tuple[str, ...] = ()  # hosts where others, but not this node, reached rank 0; cleared when all do
     times_left_out: int = 0  # how often this node was left out of a round; reset when all members reach rank 0
-    given_up: str = ""  # words for the node's next record: the round that it gave up, and why; else ""
+    given_up: str = ""  # the round that this node gave up, and why, for its record and timeout errors; else ""
     leaves_because: str = ""  # the reason that this node gives when it leaves; "" if none
     lapses: int = 0  # how many leases the node lost while waiting for its next round
     lapsed_in: int = -1  # see `NodeRecord`
-    refusal: RendezvousError | None = None  # the error that ends this node's wait for a round
+    refusal: RendezvousError | None = None  # the error that ends a wait if the run's settings change
     finished_step: int | None = None  # the last step that the node finished; None if it counts none
     known: LastKnownRun | None = None  # the node's knowledge of the last lost store; None if none was lost
     own_beats: StepReporter = field(init=False)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 log: Final = make_logger(__name__)
 
-SAY_WAIT_AFTER = 1.5  # seconds of a member's wait in the round's store before its node logs the wait
+SAY_WAIT_AFTER = 1.5  # seconds of a member's wait in the round's store before a log line; the most between checks
 LOOKS_PER_LIMIT = 4  # checks per time limit of a member that has no limit yet, or was reported as quiet
 NOTES_PER_LIMIT = 3  # the fewest notes about a member's steps within a time limit
 
@@ -34,7 +34,7 @@ class StepReporter:
         self._renewed_every = settings.ttl / RENEWALS_PER_TTL
         self._noted_at = -math.inf  # when `_report_quiet` last sent a note ahead of the next keep-alive
         self._say_wait_after = SAY_WAIT_AFTER
-        self._waits = False  # True if the last note reported a wait
+        self._waits = False  # True if the member waited at the last keep-alive
 
     def keep_alive_note(self, membership: Membership | None, *, away: bool) -> bytes:
         """Return the note for the next keep-alive."""

@@ -55,7 +55,7 @@ class Run:
     keys: Keys
     _: KW_ONLY
     by: str = ""  # the caller's name, which nodes and displays show
-    keep: float = 0.0  # seconds that the run's keys outlive its last node
+    keep: float = 0.0  # seconds; TTL of the run's lease if granted here, at least `RUN_TTL_LEAST`
     head: Callable[[], Head] = Head  # returns the run's present head, for `status`
 
     @property

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Resized
     from store import Entry, Store
 
-DRAIN_KEPT = 60.0  # seconds that a drain outlives its deadline, for a node that returns after an outage
+DRAIN_KEPT = 60.0  # the most seconds that a drain outlives its deadline, for nodes that return after an outage
 
 
 class RunUsage(NamedTuple):
@@ -40,7 +40,7 @@ class RunUsage(NamedTuple):
     run_id: str
     keys: int
     bytes: int | None = None
-    age: float | None = None  # seconds
+    age: float | None = None  # seconds since the first key
 
 
 async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) -> tuple[RunStatus, History]:

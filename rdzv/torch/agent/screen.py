@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log: Final = make_logger("rdzv.torch")
 
-WAITS_SILENTLY: Final = 3.0  # seconds that an agent waits for other nodes before it logs the reason
+WAITS_SILENTLY: Final = 3.0  # seconds until a waiting agent logs the reason, and until it looks again
 SAYS_AGAIN_AFTER: Final = 30.0  # seconds until the same reason for a wait is logged again
 JOIN_WITHIN: Final = 1.0  # seconds to wait for the end of a logging thread
 COST_AFTER: Final = 1.0  # seconds from a round that lacks earlier members until rank 0 logs the use of the run's time
@@ -167,7 +167,7 @@ class HandlerLogger:
                     )
             except RendezvousError as error:
                 reason = str(error)
-            kind = without_durations(reason)  # a reason that differs only in its duration is not logged again
+            kind = without_durations(reason)  # reasons that differ only in durations count as the same
             if done.is_set() or (kind == said and time.monotonic() - at < SAYS_AGAIN_AFTER):
                 continue
             said, at = kind, time.monotonic()

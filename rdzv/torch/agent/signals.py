@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 UNHANDLED: Final = (signal.SIG_DFL, signal.default_int_handler)
-AGAIN_AFTER: Final = 1.0  # seconds
+AGAIN_AFTER: Final = 1.0  # seconds; earlier repeats are ignored
 LEAVES_WITHIN: Final = 1.5  # seconds for an agent without a store to leave
 
 
@@ -37,7 +37,7 @@ class EndSignals:
     give_up: Callable[[str], None]  # called if the agent cannot leave in time
     told: Callable[[str], None]  # called with the first signal's name, in the signal handler
     _since: float | None = None  # when the first signal came
-    _limit: threading.Timer | None = None  # runs while the agent leaves
+    _limit: threading.Timer | None = None  # None until the agent leaves
 
     def install(self, *, instead_of_others: bool = False) -> None:
         """In the main thread, handle the ending signals that have no handler; with `instead_of_others`, all."""

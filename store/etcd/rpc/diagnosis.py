@@ -15,7 +15,7 @@ from store.errors import AuthenticationError, ProtocolError, StoreError
 from store.etcd.codec import Failure, FailureKind
 from store.net.dialing import NO_TLS, error_text, untrusted_error
 
-ANSWER_WITHIN: Final = 1.0  # seconds; a member accepts or rejects at once
+ANSWER_WITHIN: Final = 1.0  # seconds to connect and to get first bytes
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """The preface of an HTTP/2 client, with empty settings."""

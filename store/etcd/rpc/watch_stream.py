@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from store.etcd.codec import Fields
 
-HELD_BYTES_MAX: Final = 32 * 1024 * 1024  # the most bytes of messages held for one slow reader
+HELD_BYTES_MAX: Final = 32 * 1024 * 1024  # the most bytes of messages, if several, held for one reader
 
 
 class WatchStream:
@@ -67,7 +67,7 @@ class WatchStream:
             id = self._opening.popleft()
         subscription = self.subscriptions.get(id)
         if subscription is None:
-            return  # closed meanwhile
+            return  # the watch has ended
         if message.canceled:
             del self.subscriptions[id]
             self.unsubscribe(subscription)  # end the reader's other watches, too

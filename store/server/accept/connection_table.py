@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-YIELD_AFTER = 1.0  # seconds of silence before a stranger may be closed; an honest client needs less
+YIELD_AFTER = 1.0  # seconds of silence, at least, before a stranger may be closed to make room
 YIELD_FACTOR = 3.0  # a stranger may be silent this many times as long as the slowest recent hello took
-YIELD_MOST = 8.0  # the most seconds of silence, however slow honest clients are
+YIELD_MOST = 8.0  # seconds of silence, at most, before one may be closed
 LATELY = 30.0  # seconds for which a slow hello counts as recent
 HELLO_FACTOR = 6  # while honest clients are slow, a hello may take up to `handshake_timeout` times this
 STRANGERS_LEAST = 16  # the least limit on strangers, unless `handshakes_max` is lower
-CONNECTIONS_LEAST = 2  # the least limit on connections: a node has one, and one for its round's store
-BESIDE_SHARE = 4  # at most one stranger in this many may be an HTTP connection
-SOON = 0.001  # seconds; a shorter timer may be below the clock's resolution
+CONNECTIONS_LEAST = 2  # the least limit on connections, unless `connections_max` is lower; a node has two
+BESIDE_SHARE = 4  # the limit on HTTP strangers: the limit on all divided by this, at least 1
+SOON = 0.001  # seconds; shorter times may be below the clock's resolution
 RAW_BYTES = 64 * 1024
 
 
@@ -51,7 +51,7 @@ class _ConnectionRow:
     since: float  # when the connection was made, or its last request answered
     cost: int  # bytes of memory
     beside: bool
-    due: float = math.inf  # when `give_up` is called
+    due: float = math.inf  # when `give_up` is called; infinity: never
     patiently: bool = False
     give_up: Callable[[], None] | None = None
 
@@ -175,7 +175,7 @@ class ConnectionTable:
     def _choose_victim(self, *, beside: bool) -> Closeable | None:
         if not self._are_handshakes_full(0, beside=beside):
             return None
-        among = len(self._strangers) < self._strangers_max  # only the HTTP share is full: close HTTP strangers
+        among = len(self._strangers) < self._strangers_max  # True if only the HTTP share is full
         silent_since = self.clock() - max(YIELD_AFTER, min(self._slow_handshake_seconds(), YIELD_MOST))
         if next(iter(self._strangers.values())).since > silent_since:  # even the longest silence is too short
             return None

@@ -26,10 +26,10 @@ log: logging.Logger = logging.getLogger(__name__)
 
 BACKLOG = 4096  # connections in the system's queue: a whole job that reconnects at once
 ACCEPT_AT_ONCE = 64  # connections accepted before the loop serves other sockets
-LOOK_AGAIN = 0.05  # seconds between looks for room
+LOOK_AGAIN = 0.05  # seconds until the next look for room
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 RETRY_AFTER = 0.5  # seconds until the next try after a failed accept
-QUIET_FOR = 60.0  # seconds between log lines about a lack of files
+QUIET_FOR = 60.0  # seconds, at least, between log lines about failed accepts
 
 
 class TcpListener:

@@ -23,7 +23,7 @@ TLS_BYTES: Final = 24 * 1024  # memory of a connection's TLS, nearly all OpenSSL
 HANDSHAKE: Final = 0x16  # the type of a client's first record
 RECORD_BYTES: Final = 16 * 1024  # the most bytes of a decrypted record
 HANDSHAKE_BYTES: Final = 64 * 1024  # the most bytes of a client's handshake, certificates included
-SILENCE: Final = 3.0  # seconds, at most, until a client with TLS sends something
+SILENCE: Final = 3.0  # seconds, at most, until a silent client counts as one without TLS
 HUNG_UP: Final = "it hung up in mid-handshake; it may not trust this server's certificate"
 
 _REASONS: Final = {
