@@ -16,7 +16,7 @@ _MARK = "from store.messages import"  # text that only this project's `store/__i
 
 
 def _shadowing_file() -> str | None:
-    """Return the foreign file that is, or would be, imported instead of this package."""
+    """Return the foreign file that Python imports as `store`, or words for none; None if it is ours."""
     loaded = sys.modules.get("store")
     if loaded is not None:
         found = getattr(loaded, "__file__", None)

@@ -40,7 +40,7 @@ STEP_WITHIN: Final = 120.0  # seconds for each step; only on a busy machine does
 SETTINGS: Final = f"min_nodes=2&max_nodes={len(NODES)}&last_call_timeout={STEP_WITHIN:g}&ttl=60"
 """On a busy machine no node is lost, and no round begins without a slow node; a killed process is noticed at once."""
 
-LAST_WORDS: Final = 20  # the last lines shown of an ended node's output
+LAST_WORDS: Final = 20  # lines of a dead node's output that are shown
 
 
 async def _run_demo_node(name: str, url: str) -> None:

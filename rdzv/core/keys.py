@@ -38,7 +38,7 @@ class Keys:
     lost_store: ClassVar[_Key] = _Key("head/lost_store")
     moving: ClassVar[_Key] = _Key("head/moving")
     tally: ClassVar[_Key] = _Key("tally")
-    tally_copy: ClassVar[_Key] = _Key("head/tally")  # a copy that every node watches, for the next store
+    tally_copy: ClassVar[_Key] = _Key("head/tally")  # a copy that all nodes watch, and write to the next store
     history: ClassVar[_Key] = _Key("history")
 
     head: ClassVar[_Key] = _Key("head/")  # the prefix that every node watches

@@ -107,7 +107,7 @@ class TermView:
         self._stuck: dict[str, str] = {}  # members to expel, and why
         self._missed: dict[str, _GoneMember] = {}  # gone members, also if they came back; each counts once
         self._unnamed: dict[bool, int] = {True: 0, False: 0}  # the numbers of gone members not in `_missed`, by `left`
-        self._lost_before: set[str] = set()  # nodes lost in the previous round that the last round lacks
+        self._lost_before: set[str] = set()  # nodes lost in the round before this, and not members of this
         self.records: dict[str, NodeRecord] = {}  # the records of live members and waiting nodes
         self._inherited: Progress | None = None
         self._inherited_at: float

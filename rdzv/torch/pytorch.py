@@ -163,7 +163,7 @@ class Agent:
         return bool(getattr(self.group, "state", "") == "SUCCEEDED")
 
     def next_pids_reader(self) -> Callable[[], Mapping[int, int]]:
-        """Return a function that returns the next workers' pids by local rank, once all are started."""
+        """Return a function that returns later workers' pids by local rank; {} until all have started."""
         before = self._pids()  # the last round's workers: the next ones have other pids
 
         def pids() -> Mapping[int, int]:

@@ -112,7 +112,7 @@ class Plan:
     rests_on: tuple[Condition, ...]
     succeeded: bool  # True: `then` is done; False: `otherwise`
     sums: Mapping[int, int] = field(default_factory=dict)  # result of each `Add` and `Append`, by index of its put
-    assumed: frozenset[int] = frozenset()  # leases not granted yet, as their `Create`s' keys exist or are assumed to
+    assumed: frozenset[int] = frozenset()  # leases of `Create`s that write nothing: their keys exist, or are assumed to
 
     @property
     def changes_keys(self) -> bool:

@@ -211,7 +211,7 @@ class ClientConnection:
         self._last_id = 0
         self._session: int | None = None  # the session's number in the last welcome
         self._unanswered: OrderedDict[int, None] = OrderedDict()  # ids of unanswered mutations, oldest first
-        self.in_flight: dict[int, InFlight] = {}  # requests without an answer, by id, oldest first
+        self.in_flight: dict[int, InFlight] = {}  # unanswered requests, sent or not, by id, oldest first
         self.welcomed: Welcome | None = None
         self.resumed: bool = False  # True if the last welcome continued the previous session
         self.store_id: str | None = None

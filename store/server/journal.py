@@ -71,7 +71,7 @@ LONG_LOG = (
     "program, a backup or a shell of SQLite"
 )
 GROUPS_LONG = 3  # consecutive groups that lengthen a long log before a warning
-IDLE_SECONDS = 1.0  # seconds without writes before files are shrunk; if `short_of_room`, repeatedly
+IDLE_SECONDS = 1.0  # seconds without writes before files are shrunk; if `short_of_room`, between attempts, too
 FREE_PAGES_KEPT = 1024  # unused pages kept, or a quarter of the file if more; if `short_of_room`, none
 FREE_PAGES_AT_ONCE = 64  # unused pages returned to the disk in one step: some 50 ms in a file of a gigabyte
 PAGES_WRITTEN_ANEW = 1024  # a file of at most this many used pages is shrunk by VACUUM (100 ms), unless `short_of_room`

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-YIELD_AFTER = 1.0  # seconds of silence, at least, before a stranger may be closed to make room
+YIELD_AFTER = 1.0  # seconds of silence, at least, before a stranger may be closed
 YIELD_FACTOR = 3.0  # a stranger may be silent this many times as long as the slowest recent hello took
 YIELD_MOST = 8.0  # seconds of silence, at most, before one may be closed
 LATELY = 30.0  # seconds for which a slow hello counts as recent
