@@ -20,7 +20,7 @@ import rdzv
 import store
 from tests.support.processes import Child, free_port, require, start_python
 
-pytestmark = pytest.mark.some_here(4)
+pytestmark = pytest.mark.some_here(3)
 
 LOGS = "import logging; logging.basicConfig(level=logging.INFO)\n"
 AWAITED = """

@@ -21,7 +21,7 @@ from tests.support.limits import limits_with
 from tests.support.spoken import CompareAndSet, Failed, GetMany, Ping, Request, Wait, Watch, Written, wire
 from tests.support.stores import Peer
 
-pytestmark = pytest.mark.some_here(8)
+pytestmark = pytest.mark.some_here(6)
 
 MIB = 2**20
 

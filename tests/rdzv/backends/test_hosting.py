@@ -33,7 +33,7 @@ from tests.support.runs import VirtualRun, listen
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.some_here(6)
+pytestmark = pytest.mark.some_here(5)
 
 NODE = """
 import asyncio, sys, rdzv

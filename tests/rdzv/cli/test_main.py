@@ -25,7 +25,7 @@ from tests.support.processes import free_port, require, start_python
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.some_here(4)
+pytestmark = pytest.mark.some_here(3)
 
 
 # What users of etcdctl, kubectl and torchrun type first.

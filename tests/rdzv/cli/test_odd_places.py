@@ -34,7 +34,7 @@ from tests.support.processes import ROOT, free_port, start, start_python
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytestmark = pytest.mark.some_here(4)
+pytestmark = pytest.mark.some_here(3)
 
 AS_ROOT = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None, reason="namespaces need root"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rdzv.node.handler import Handler
 
-pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(24)]
+pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(16)]
 
 
 async def leave_because(handler: Handler, text: str) -> None:

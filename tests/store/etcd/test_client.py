@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from store.etcd.rpc.connection import Connection
     from store.etcd.watch import Watch
 
-pytestmark = pytest.mark.some_here(5)
+pytestmark = pytest.mark.some_here(4)
 
 T = TypeVar("T")
 

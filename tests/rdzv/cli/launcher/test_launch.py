@@ -32,7 +32,7 @@ from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, place
 from tests.support.processes import free_port, start_python
 from tests.support.runs import VirtualRun
 
-pytestmark = pytest.mark.some_here(6)
+pytestmark = pytest.mark.some_here(5)
 
 
 async def written(server: str, name: str) -> bytes:

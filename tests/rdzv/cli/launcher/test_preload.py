@@ -26,7 +26,7 @@ from tests.support.stores import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-pytestmark = pytest.mark.some_here(8)
+pytestmark = pytest.mark.some_here(6)
 
 PYTHON = sys.executable
 

@@ -19,7 +19,7 @@ from store.server.accept.tls import TLS_BYTES
 from store.server.peer import PEER_BYTES
 from tests.support.processes import require
 
-pytestmark = pytest.mark.some_here(4)
+pytestmark = pytest.mark.some_here(3)
 
 KIB = 1024
 
