@@ -34,7 +34,7 @@ AT_ONCE = 20  # connections of one sender
 
 def bad_input(rng: random.Random) -> tuple[bytes, bytes]:
     """Return invalid input, and before it perhaps a valid hello."""
-    hello = wire.encode_handshake(wire.Hello(wire.VERSION, rng.randbytes(16), rng.randbytes(16), b""))
+    hello = wire.encode_opening(wire.Hello(wire.VERSION, rng.randbytes(16), rng.randbytes(16), b""))
     garbage = rng.randbytes(rng.randrange(1, 300))
     framed = len(garbage).to_bytes(4, "big") + garbage
     arrays = b"\x94\x06\x01\x00\xdd\x00\x00\xf0\x00" + b"\x90" * 0xF000

@@ -24,7 +24,7 @@ from store.net.sockets import port_shortage_text
 from store.net.tasks import run_to_completion
 from store.net.threads import LoopThread
 from store.protocol.frames import frame
-from store.protocol.wire import CANDIDATE, ENDED, HANDSHAKE_BYTES_MAX, Greeting, Rejection, decode_handshake
+from store.protocol.wire import CANDIDATE, ENDED, HANDSHAKE_BYTES_MAX, Greeting, Rejection, decode_opening
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -105,7 +105,7 @@ class Host:
                 raise OSError(error.errno, f"{address[0]}: {os.strerror(error.errno or 0)}") from None
             name = self.address.host if tls is not None else None
             reader, writer = await asyncio.open_connection(sock=sock, ssl=tls, server_hostname=name)
-            asked = _parse_reply(decode_handshake(await read_frame(reader), Greeting))
+            asked = _parse_reply(decode_opening(await read_frame(reader), Greeting))
             if word is not None and asked.answer is Answer.CANDIDATE:
                 writer.write(frame(word.signed_message_for(asked.name)))
                 await read_frame(reader)

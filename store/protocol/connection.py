@@ -85,7 +85,7 @@ class ServerConnection:
 
     def encode_greeting(self) -> bytes:
         """Return the server's greeting as a frame."""
-        return wire.encode_handshake(self._greeting)
+        return wire.encode_opening(self._greeting)
 
     def decode_single_request(self, data: bytes) -> tuple[int, int, Request[Any]] | None:
         """Return the request if the bytes are exactly one request; otherwise None, and the caller calls `receive`."""
@@ -105,7 +105,7 @@ class ServerConnection:
         """
         for body in self._reader.feed(data):
             if self._hello is None:
-                hello = wire.decode_handshake(body, Hello)
+                hello = wire.decode_opening(body, Hello)
                 assert isinstance(hello, Hello), "only servers reject"
                 self._check_hello(hello)
                 self._hello = hello
@@ -131,7 +131,7 @@ class ServerConnection:
         proof = b"" if self._token is None else _token_proof(self._token, "server", self._greeting, self._hello)
         limits = {name: getattr(self._limits, name) for name in LIMITS_TOLD}
         frame_bytes_max = self._limits.frame_bytes_max
-        return wire.encode_handshake(Welcome(session, address, revision, frame_bytes_max, proof, limits, durable))
+        return wire.encode_opening(Welcome(session, address, revision, frame_bytes_max, proof, limits, durable))
 
     def _check_hello(self, hello: Hello) -> None:
         if not wire.VERSION_MIN <= hello.version <= wire.VERSION:
@@ -276,8 +276,8 @@ class ClientConnection:
         if self.welcomed is not None:
             return wire.decode_server_frame(body)
         if self._greeting is not None:
-            return wire.decode_handshake(body, Welcome)
-        return wire.decode_handshake(body, Greeting)
+            return wire.decode_opening(body, Welcome)
+        return wire.decode_opening(body, Greeting)
 
     def decode_exact_frame(self, data: bytes, item: InFlight) -> Response | None:
         """Return the answer to `item` if the bytes are exactly its frame; else None, and the caller calls `receive`."""
@@ -324,7 +324,7 @@ class ClientConnection:
         if self._token is not None:
             hello = hello.replace(proof=_token_proof(self._token, "client", greeting, hello))
         self._greeting, self._hello = greeting, hello
-        return wire.encode_handshake(hello)
+        return wire.encode_opening(hello)
 
     def _check_welcome(self, welcome: Welcome) -> Welcome:
         assert self._greeting is not None

@@ -167,7 +167,7 @@ def _unpack_frame(body: memoryview | bytes, unpack: Callable[..., Any] = _unpack
     return fields
 
 
-def encode_handshake(said: Greeting | Hello | Welcome) -> bytes:
+def encode_opening(said: Greeting | Hello | Welcome) -> bytes:
     """Return a greeting, a hello or a welcome as a frame; a generation of 1 is left out."""
     fields = cast("Any", said)[: -1 if getattr(said, "generation", 0) == 1 else None]
     return frame(_pack((MAGIC, fields)))
@@ -178,7 +178,7 @@ def encode_rejection(rejection: Rejection) -> bytes:
     return frame(_pack((SORRY, *rejection)))
 
 
-def decode_handshake(body: memoryview | bytes, kind: type[O]) -> O | Rejection:
+def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Rejection:
     """Decode a greeting, hello or welcome, as `kind` says, or a server's rejection."""
     fields = _unpack_frame(body, _unpack_opening)
     if fields[0] == SORRY and kind is not Hello:

@@ -23,7 +23,7 @@ import rdzv
 from rdzv.backends.host_queries import read_frame
 from rdzv.node.handler import Handler
 from store.errors import ProtocolError
-from store.protocol.wire import Greeting, decode_handshake
+from store.protocol.wire import Greeting, decode_opening
 from tests.chaos.checker import HOST, Fault, Look, Violation, check_numbers, check_stops, check_stores, stays_of
 from tests.chaos.runner import PARAMETERS, QUIET_WITHIN, TTL, Chaos, Outcome, Seat, Store, lines_of
 from tests.support.processes import free_port
@@ -224,7 +224,7 @@ class _Hosts(Chaos):
             async with asyncio.timeout(ANSWERS_WITHIN):
                 reader, writer = await asyncio.open_connection(*host.split(":"))
                 try:
-                    said = decode_handshake(await read_frame(reader), Greeting)
+                    said = decode_opening(await read_frame(reader), Greeting)
                 finally:
                     writer.close()
             if isinstance(said, Greeting):

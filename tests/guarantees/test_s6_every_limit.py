@@ -376,7 +376,7 @@ async def a_handshake(scene: Scene) -> str:
 
 @past({"frame_timeout": 0.2}, "half a frame and 0.2 s of silence", "")
 async def half_a_frame(scene: Scene) -> str:
-    hello = wire.encode_handshake(wire.Hello(wire.VERSION, bytes(16), bytes(16), b""))
+    hello = wire.encode_opening(wire.Hello(wire.VERSION, bytes(16), bytes(16), b""))
     return await hung_up_on(scene, hello + b"\0\0\1\0half")
 
 

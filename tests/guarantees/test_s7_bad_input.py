@@ -73,7 +73,7 @@ def tls_hello() -> bytes:
 
 
 def hello(version: int = wire.VERSION, *, session: int = 0) -> bytes:
-    return wire.encode_handshake(wire.Hello(version, session.to_bytes(16, "big"), bytes(16), b""))
+    return wire.encode_opening(wire.Hello(version, session.to_bytes(16, "big"), bytes(16), b""))
 
 
 def framed(body: bytes) -> bytes:

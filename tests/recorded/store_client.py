@@ -145,7 +145,7 @@ class Scene:
     def _read(self, link: Any, by: int, data: bytes) -> None:
         for body in link.readers[by].feed(data):
             if link.openings[by]:
-                said: Any = wire.decode_handshake(body, link.openings[by].pop(0))
+                said: Any = wire.decode_opening(body, link.openings[by].pop(0))
                 if isinstance(said, wire.Hello | wire.Greeting):
                     continue  # they are sent each time
                 more = f" {said.session} {said.revision}" if isinstance(said, wire.Welcome) else ""

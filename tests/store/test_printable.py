@@ -41,8 +41,8 @@ def test_a_peers_farewell_is_escaped() -> None:
     assert wire.decode_request(msgpack.packb((wire.BYE, said))) == Bye(printable(said))
     for decode in (
         wire.decode_server_frame,
-        partial(wire.decode_handshake, kind=Greeting),
-        partial(wire.decode_handshake, kind=Welcome),
+        partial(wire.decode_opening, kind=Greeting),
+        partial(wire.decode_opening, kind=Welcome),
     ):
         sorry = decode(msgpack.packb((wire.SORRY, "limit", said)))
         assert isinstance(sorry, Rejection)

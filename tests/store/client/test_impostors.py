@@ -26,10 +26,10 @@ GARBAGE = b"\x00\x00\x00\x02\x91\x01"
 IMPOSTORS = {
     "a proxy without its backend": b"HTTP/1.1 503 Service Unavailable\r\n\r\n",
     "another service": b"SSH-2.0-OpenSSH_9.6\r\n",
-    "another store that proved nothing": wire.encode_handshake(Greeting(1, 1, "another", b"n" * 16, True)),
+    "another store that proved nothing": wire.encode_opening(Greeting(1, 1, "another", b"n" * 16, True)),
     "a refusal": wire.encode_rejection(Rejection("authentication", "go away")),
     "an unknown refusal": wire.encode_rejection(Rejection("fashion", "go away")),
-    "another version": wire.encode_handshake(Greeting(700, 701, "another", b"n" * 16, True)),
+    "another version": wire.encode_opening(Greeting(700, 701, "another", b"n" * 16, True)),
     "garbage": GARBAGE,
 }
 

@@ -75,7 +75,7 @@ def new_server() -> ServerConnection:
 
 def greeted_server() -> ServerConnection:
     connection = new_server()
-    list(connection.receive(wire.encode_handshake(HELLO)))
+    list(connection.receive(wire.encode_opening(HELLO)))
     return connection
 
 
@@ -91,13 +91,13 @@ def new_client() -> ClientConnection:
 
 def half_way_client() -> ClientConnection:
     connection = new_client()
-    list(connection.receive(wire.encode_handshake(GREETING)))
+    list(connection.receive(wire.encode_opening(GREETING)))
     return connection
 
 
 def welcomed_client() -> ClientConnection:
     connection = half_way_client()
-    list(connection.receive(wire.encode_handshake(WELCOME)))
+    list(connection.receive(wire.encode_opening(WELCOME)))
     for request in (Put("a", b""), Get("a"), Watch(prefix="")):
         connection.encode(connection.register_request(request, None))
     return connection
@@ -171,9 +171,9 @@ def talk(rng: random.Random) -> list[bytes]:
     events = (Event(kind="put", revision=5, key="a", value=b"1", create_revision=5), Event(kind="synced", revision=5))
     encoded = wire.encode_events(events)
     return [
-        wire.encode_handshake(GREETING),
-        wire.encode_handshake(HELLO),
-        wire.encode_handshake(WELCOME),
+        wire.encode_opening(GREETING),
+        wire.encode_opening(HELLO),
+        wire.encode_opening(WELCOME),
         wire.encode_rejection(Rejection("limit", "full")),
         wire.encode_bye("done"),
         wire.encode_lagged(3, 7),

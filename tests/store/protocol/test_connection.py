@@ -56,7 +56,7 @@ def client(*, token: bytes | None = None) -> ClientConnection:
 def greeted(**limits: Any) -> ServerConnection:
     """Return a server's side that has received a client's hello."""
     made = server(**limits)
-    (hello,) = made.receive(wire.encode_handshake(Hello(VERSION, b"s" * 16, b"m" * 16, b"")))
+    (hello,) = made.receive(wire.encode_opening(Hello(VERSION, b"s" * 16, b"m" * 16, b"")))
     assert isinstance(hello, Hello)
     return made
 
@@ -66,8 +66,8 @@ def welcomed(
 ) -> ClientConnection:
     """Return a client's side that has received its welcome."""
     made = made or client()
-    list(made.receive(wire.encode_handshake(Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False))))
-    list(made.receive(wire.encode_handshake(Welcome(session, "10.0.0.1", 0, frame_bytes_max, b""))))
+    list(made.receive(wire.encode_opening(Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False))))
+    list(made.receive(wire.encode_opening(Welcome(session, "10.0.0.1", 0, frame_bytes_max, b""))))
     return made
 
 
@@ -83,9 +83,9 @@ def test_a_large_answer_may_come_together_with_the_welcome(pieces: int) -> None:
     """
     made = client()
     made.register_request(Get("a"), None)
-    list(made.receive(wire.encode_handshake(Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False))))
+    list(made.receive(wire.encode_opening(Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False))))
     entry = Entry(key="a", value=bytes(10_000), create_revision=1, mod_revision=1, lease=None)
-    data = wire.encode_handshake(Welcome(1, "10.0.0.1", 0, 10**6, b"")) + wire.encode_response(1, Found(entry=entry))
+    data = wire.encode_opening(Welcome(1, "10.0.0.1", 0, 10**6, b"")) + wire.encode_response(1, Found(entry=entry))
     size = -(-len(data) // pieces)
     items = [item for at in range(0, len(data), size) for item in made.receive(data[at : at + size])]
     assert [type(item) for item in items] == [Welcome, Reply]
@@ -127,7 +127,7 @@ def test_a_refusal_says_why_at_any_time(kind: str, error: type[StoreError]) -> N
     sorry = wire.encode_rejection(Rejection(kind, "no room"))
     at_once, after_the_greeting, later = client(), client(), welcomed()
     greeting = Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False)
-    list(after_the_greeting.receive(wire.encode_handshake(greeting)))
+    list(after_the_greeting.receive(wire.encode_opening(greeting)))
     for connection in (at_once, after_the_greeting, later):
         with pytest.raises(error, match=r"^tcp://there refused the connection: no room$"):
             list(connection.receive(sorry))

@@ -118,7 +118,7 @@ def test_false_claims_of_a_small_body_cost_its_sender_the_connection_and_take_no
     peak, said = peak_of(lambda: wire.decode_request(body))
     assert isinstance(said, ProtocolError)
     assert peak < 28_000_000
-    peak, _ = peak_of(lambda: wire.decode_handshake(body, Hello))
+    peak, _ = peak_of(lambda: wire.decode_opening(body, Hello))
     assert peak < 4_000_000, "of a stranger"
 
 
@@ -188,8 +188,8 @@ def test_an_opening_holds_a_few_elements() -> None:
     body = b"\xdc\x08\x00" + b"\xc0" * 2048
     for kind in (Hello, Greeting, Welcome):
         with pytest.raises(ProtocolError, match="max_array_len"):
-            wire.decode_handshake(body, kind)
+            wire.decode_opening(body, kind)
     for one in (Hello(1, bytes(16), bytes(16), bytes(900)), Hello(1, bytes(16), bytes(16), bytes(2000))):
-        assert wire.decode_handshake(wire.encode_handshake(one)[4:], Hello) == one
+        assert wire.decode_opening(wire.encode_opening(one)[4:], Hello) == one
     greeting = Greeting(1, 1, "s" * 2000, bytes(16), token_wanted=True)
-    assert wire.decode_handshake(wire.encode_handshake(greeting)[4:], Greeting) == greeting
+    assert wire.decode_opening(wire.encode_opening(greeting)[4:], Greeting) == greeting

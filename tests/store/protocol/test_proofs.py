@@ -38,7 +38,7 @@ def hello_to(here: ClientConnection, there: ServerConnection) -> bytes:
 
 def decoded(hello: bytes) -> Hello:
     (body,) = FrameReader(4096).feed(hello)
-    said = wire.decode_handshake(body, Hello)
+    said = wire.decode_opening(body, Hello)
     assert isinstance(said, Hello)
     return said
 
@@ -68,7 +68,7 @@ def test_an_invalid_proof_is_refused(proof: bytes) -> None:
     """Other proofs do not count."""
     there = server()
     with pytest.raises(AuthenticationError):
-        list(there.receive(wire.encode_handshake(Hello(VERSION, b"s" * 16, b"n" * 16, proof))))
+        list(there.receive(wire.encode_opening(Hello(VERSION, b"s" * 16, b"n" * 16, proof))))
 
 
 def test_a_recorded_hello_is_worth_nothing_to_another_connection() -> None:
@@ -91,14 +91,14 @@ def test_a_proof_holds_for_the_hello_it_came_with_only(change: dict[str, Any]) -
     there = server()
     hello = decoded(hello_to(client(), there))
     with pytest.raises(AuthenticationError):
-        list(there.receive(wire.encode_handshake(hello.replace(**change))))
+        list(there.receive(wire.encode_opening(hello.replace(**change))))
 
 
 def test_the_servers_proof_is_not_the_clients_sent_back() -> None:
     """An impostor without the token cannot send the client's proof back to it."""
     here, there = client(), server()
     hello = decoded(hello_to(here, there))
-    impostor = wire.encode_handshake(Welcome(1, "10.0.0.1", 0, 10**6, hello.proof))
+    impostor = wire.encode_opening(Welcome(1, "10.0.0.1", 0, 10**6, hello.proof))
     with pytest.raises(AuthenticationError):
         list(here.receive(impostor))
     assert here.welcomed is None
@@ -109,7 +109,7 @@ def test_a_server_that_cannot_prove_the_token_is_refused(proof: bytes) -> None:
     here = client()
     hello_to(here, server(b"another token"))
     with pytest.raises(AuthenticationError):
-        list(here.receive(wire.encode_handshake(Welcome(1, "10.0.0.1", 0, 10**6, proof))))
+        list(here.receive(wire.encode_opening(Welcome(1, "10.0.0.1", 0, 10**6, proof))))
 
 
 def test_a_server_that_knows_another_token_is_refused() -> None:
@@ -161,7 +161,7 @@ def test_a_proof_holds_for_the_version_it_was_made_for_only(monkeypatch: pytest.
     hello = decoded(hello_to(client(), there))
     monkeypatch.setattr("store.protocol.wire.VERSION", VERSION + 1)
     with pytest.raises(AuthenticationError):
-        list(there.receive(wire.encode_handshake(hello.replace(version=VERSION + 1))))
+        list(there.receive(wire.encode_opening(hello.replace(version=VERSION + 1))))
 
 
 def test_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_the_highest_common_version_is_spoken(monkeypatch: pytest.MonkeyPatch) -
         connection.start_connection(nonce=bytes(16))
         (hello,) = connection.receive(greeting)
         assert isinstance(hello, bytes)
-        said = wire.decode_handshake(hello[4:], Hello)
+        said = wire.decode_opening(hello[4:], Hello)
         assert isinstance(said, Hello)
         assert said.version == spoken
 
@@ -106,7 +106,7 @@ def test_an_absent_field_has_its_default() -> None:
 def test_a_store_that_does_not_say_whether_it_is_durable_is_not_given_up() -> None:
     """A release before `durable` was added to `Welcome` would send this."""
     body = msgpack.packb(("rdzv", (1, "10.0.0.1", 7, 1000, b"", {})))
-    assert wire.decode_handshake(body, Welcome).durable  # type: ignore[union-attr]
+    assert wire.decode_opening(body, Welcome).durable  # type: ignore[union-attr]
 
 
 PACKING = """

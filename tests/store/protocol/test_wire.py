@@ -92,7 +92,7 @@ EVENTS = of_type(Event)
 
 
 decode_greeting, decode_hello, decode_welcome = (
-    partial(wire.decode_handshake, kind=kind) for kind in (Greeting, Hello, Welcome)
+    partial(wire.decode_opening, kind=kind) for kind in (Greeting, Hello, Welcome)
 )
 
 
@@ -151,8 +151,8 @@ def test_the_handshake_comes_out_as_it_went_in() -> None:
         Hello(1, b"s" * 16, b"n" * 16, b"proof", b"p" * 16, 4),
         Welcome(3, "10.0.0.1", 7, 1000, b"proof"),
     ):
-        body = body_of(wire.encode_handshake(said))
-        assert wire.decode_handshake(body, type(said)) == said
+        body = body_of(wire.encode_opening(said))
+        assert wire.decode_opening(body, type(said)) == said
         if getattr(said, "generation", None) == 1:  # left out, so that the bytes are those of earlier releases
             assert len(msgpack.unpackb(body)[1]) == len(tuple(said)) - 1  # type: ignore[arg-type]
 
@@ -453,13 +453,13 @@ def test_a_garbage_collection_in_the_middle_of_a_frame_leaves_it_whole() -> None
             wire.encode_bye("in the middle")
 
     hello = wire.Hello(1, bytes(30), bytes(16), b"", bytes(8))
-    whole = wire.encode_handshake(hello)
+    whole = wire.encode_opening(hello)
     before = gc.get_threshold()
     gc.set_threshold(1)
     try:
         for _ in range(500):
             Garbage()
-            assert wire.encode_handshake(hello) == whole
+            assert wire.encode_opening(hello) == whole
     finally:
         gc.set_threshold(*before)
 
