@@ -161,7 +161,7 @@ class RequestExecutor:
 
     def _check_write_and_room(self, write: messages.Write) -> bytes:
         value = self._state.check_write(write)
-        self._state.check_room_for_value(write.key, len(value))
+        self._state.check_room_for_write(write, len(value))
         return value
 
     def _delete(self, request: messages.Delete) -> messages.Counted:
@@ -206,7 +206,7 @@ class RequestExecutor:
         value = self._state.check_write(request)
         if not as_expected:
             return messages.CompareAndSetResult(False, entry)
-        self._state.check_room_for_value(request.key, len(value))
+        self._state.check_room_for_write(request, len(value))
         return messages.CompareAndSetResult(True, self._changes.write(request, value))
 
     def _add_or_append(self, request: messages.Add | messages.Append) -> messages.Added:

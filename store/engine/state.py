@@ -115,7 +115,7 @@ class StoreState:
         self.check_limit("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)
 
     def check_write(self, write: Write) -> bytes:
-        """Check a write, but not the room for its value; return the new value."""
+        """Check a write, but not the room for it; return the new value."""
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
             self.check_key(key)
@@ -135,7 +135,6 @@ class StoreState:
                 if write.lease is not None:
                     raise StoreUsageError(f"a put of {brief(key)} takes ttl or lease, not both")
                 self.check_ttl(write.ttl, "ttl")
-                self.check_lease_room(1, (key,))
         if write.lease is not None:
             self._check_lease_of_write(write.lease, write)
         return value
@@ -210,11 +209,13 @@ class StoreState:
         if len(key) * 4 > self.limits.key_bytes_max:
             self.check_limit("key_bytes_max", len(key.encode()), f"the {what} {brief(key)}")
 
-    def check_room_for_value(self, key: str, size: int) -> None:
-        """Refuse a value of this size if the store has no room for it."""
-        before = self.keys.get(key)
+    def check_room_for_write(self, write: Write, size: int) -> None:
+        """Refuse a write, of this size, that the store has no room for."""
+        if getattr(write, "ttl", None) is not None:
+            self.check_lease_room(1, (write.key,))
+        before = self.keys.get(write.key)
         if before is None or len(before.value) != size:
-            self.check_room_for_writes(((key, size),))
+            self.check_room_for_writes(((write.key, size),))
 
     def check_room_for_writes(self, writes: Collection[tuple[str, int]]) -> None:
         """Refuse writes, pairs of a key and its new size, that the store has no room for."""

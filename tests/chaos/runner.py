@@ -279,14 +279,15 @@ class Chaos:
         seat = self.seats[(await observer.status()).coordinator or "n0"]
         assert seat.life is not None
         others = [other for other in self.seats.values() if other is not seat]
+        began = time.monotonic()  # others may be told before `kill` returns
         seat.life.child.kill()
-        seat.life.killed_at = killed_at = time.monotonic()
-        self.faults.append(Fault("kill", seat.node, killed_at, killed_at))
+        seat.life.killed_at = time.monotonic()
+        self.faults.append(Fault("kill", seat.node, began, seat.life.killed_at))
 
         def all_are_told() -> bool:
             return all(
                 any(
-                    at > killed_at and kind == "NodesLost" and seat.node in ids
+                    at > began and kind == "NodesLost" and seat.node in ids
                     for stay in self.stays_at(other)
                     for at, kind, ids in stay.told
                 )

@@ -80,6 +80,7 @@ def torn(work: Callable[[], object], *, every: int = 1, kind: type[BaseException
             where = str(error)
         else:
             if passed <= number:
+                sys.setprofile(None)  # what the garbage's finalizers call is no part of the work
                 gc.collect()  # here, where the warnings of `tears` are ignored
                 return
             where = "where it was ignored"  # in a callback of a destructor

@@ -37,6 +37,7 @@ SLOWEST = 4  # times slower than the machine of the figures: on a slower one the
 KEYS = 1_000_000
 WRITES, CONDITIONS, WATCHES = (range(Limits.writes_max), range(Limits.operations_max), range(Limits.watches_max - 1))
 SPREAD = range(0, KEYS, KEYS // len(WRITES) + 1)
+STEPS = ("handle_accept", "handle_disconnect", "handle_bytes", "resume_requests", "note_durable", "_run_pass")
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.measured]
 
@@ -116,14 +117,7 @@ class Steps:
         self.longest = 0.0
         self._depth = 0
         conversations = server._scheduler
-        for name in (
-            "handle_accept",
-            "handle_disconnect",
-            "handle_bytes",
-            "resume_requests",
-            "note_durable",
-            "_run_pass",
-        ):
+        for name in STEPS:
             setattr(conversations, name, self._timed(getattr(conversations, name)))
 
     def _timed(self, step: Callable[..., None]) -> Callable[..., None]:
