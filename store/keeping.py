@@ -146,7 +146,7 @@ class KeptLeases:
 
     def add_lease(self, lease: HeldLease) -> None:
         """Add a lease, which its own task renews."""
-        self.end_silence()
+        self.note_keep_alive_answered()
         self.kept[lease] = None
 
     def remove_lease(self, lease: HeldLease) -> bool:
@@ -154,7 +154,7 @@ class KeptLeases:
         was_kept = lease in self.kept
         self.kept.pop(lease, None)
         if not self.kept:
-            self.end_silence()
+            self.note_keep_alive_answered()
         return was_kept
 
     def note_keep_alive_sent(self, sent_at: float) -> None:
@@ -162,7 +162,7 @@ class KeptLeases:
         if self._silence is None and self.on_silence is not None:
             self._silence = asyncio.get_running_loop().call_later(UNANSWERED, self.on_silence, sent_at)
 
-    def end_silence(self) -> None:
+    def note_keep_alive_answered(self) -> None:
         """Note an answer of the store."""
         if self._silence is not None:
             self._silence.cancel()
@@ -257,14 +257,14 @@ class HeldLease:
                     said = _note_or_empty(note, sent_at - belief.renewed_at > renew_every + LATE)
                     keeping.note_keep_alive_sent(sent_at)
                     await self._lease.keep_alive(note=said, timeout=max(belief.until - sent_at, 0.001))
-                    keeping.end_silence()
+                    keeping.note_keep_alive_answered()
                     belief.note_renewal(sent_at, slept, cut_before=now())
                     # Count the pause from the sending of the keep-alive: a lost connection may have delayed the answer.
                     pause = max(sent_at + renew_every - now(), 0.0)
                     if self._wanted:  # `renew_now` was called since the sending, for a newer note
                         pause = 0.0
                 except LeaseNotFound:
-                    keeping.end_silence()
+                    keeping.note_keep_alive_answered()
                     self._report_loss(LAPSED)
                 except Exception as error:  # noqa: BLE001 - retry after any error, until the lease is lost
                     pause = _log_failed_renewal(error, self._lease)  # a new connection ends the pause

@@ -153,7 +153,9 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
         progress = with_problem(act.progress, f"the store does not take it: {error}")
         act = Idle(until=until, progress=progress, error=error)
     progress, unbans = act.progress, _unbans_to_note(picture)
-    due = progress_due(picture.told, picture.told_at, progress, nodes=progress.joined + progress.live, now=now)
+    due = next_progress_write_at(
+        picture.told, picture.told_at, progress, nodes=progress.joined + progress.live, now=now
+    )
     if unbans or (due is not None and due <= now):
         return WriteRoundProgress(progress=progress, unbans=unbans)
     if view.round is not None and view.round.in_steps and (stop := _stop(view, view.round, head, progress)) is not None:
@@ -193,7 +195,9 @@ def decide_round(view: TermView, rules: Rules, head: Head, *, now: float) -> Idl
     placed = len(rules.select_complete_units([*view.waiting.values()]))
     full = rules.round_size(placed) == rules.capacity
     # Nodes of a restarted job may have the former names, but know no round and arrive one by one: keep the last call.
-    regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
+    regroup = any(
+        id in view.members and record.arrived_after >= view.last_number for id, record in view.waiting.items()
+    )
     # In a re-rendezvous, expect no further node if no lost member may come back.
     nobody_else = rules.early_last_call and regroup and not view.nodes_expected_back
     is_news = view.round is None or view.round.revision < head.lost_store_told
@@ -252,7 +256,7 @@ def _progress_of(view: TermView, rules: Rules, *, closed: bool, now: float, drai
     left_out = len(view.left_out)
     return Progress(
         phase=phase,
-        round=view.number,
+        round=view.last_number,
         joined=joined + left_out,
         needed=rules.needed,
         capacity=rules.capacity,
@@ -351,7 +355,9 @@ def _new_commit(
     return CommitRound(number=max(view.next_number, after + 1), members=ordered, progress=progress)
 
 
-def progress_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
+def next_progress_write_at(
+    last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float
+) -> float | None:
     """Return when `current` must be written, if `last` was written at `last_at`; None if nothing has changed.
 
     A change of a field in `_coarse_progress`, such as the phase, is written at once. Another change is written 1 ms

@@ -133,7 +133,7 @@ class TermView:
             self._before = before.node_id, _WHY[before.cause] or self._otherwise or UNSEEN
         self.round = round
         self.members = {member.node_id: member for member in members}
-        if progress is not None and progress.round == self.number:
+        if progress is not None and progress.round == self.last_number:
             # Keep the reported members in order, also those that have come back: a reported loss is not revoked.
             for left, node_ids in ((False, progress.lost_ids), (True, progress.departed_ids)):
                 self._missed.update((node_id, _GoneMember(left)) for node_id in node_ids)
@@ -143,14 +143,14 @@ class TermView:
             self._inherited, self._inherited_at = progress, progress_at
 
     @property
-    def number(self) -> int:
+    def last_number(self) -> int:
         """The number of the last round; -1 for none."""
         return self.round.number if self.round else -1
 
     @property
     def next_number(self) -> int:
         """The number of the next round, larger than any that the waiting nodes know (S13)."""
-        return 1 + max((self.number, *(record.arrived_after for record in self.waiting.values())))
+        return 1 + max((self.last_number, *(record.arrived_after for record in self.waiting.values())))
 
     @property
     def lost(self) -> list[str]:
@@ -186,7 +186,7 @@ class TermView:
     @property
     def next_to_expel(self) -> tuple[str, str] | None:
         """The next live member to expel, and why."""
-        believed = self.accusations.member_to_expel(round=self.number, live=self.live)
+        believed = self.accusations.member_to_expel(round=self.last_number, live=self.live)
         return believed or next((one for one in self._stuck.items() if one[0] in self.live), None)
 
     def apply_fact(self, fact: StuckMember | StandstillReport | StopAnswer) -> None:
@@ -194,9 +194,9 @@ class TermView:
         match fact:
             case StopAnswer(node_id, begun):
                 self.agreement.note_answer(node_id, begun)
-            case StandstillReport(round=number, said=said) if number == self.number:
+            case StandstillReport(round=number, said=said) if number == self.last_number:
                 self.standstill = said
-            case StuckMember(round=number, arrival=arrival, node_id=node_id, why=why) if number == self.number:
+            case StuckMember(round=number, arrival=arrival, node_id=node_id, why=why) if number == self.last_number:
                 if node_id in self.live and self.records[node_id].arrival == arrival:
                     self._stuck.setdefault(node_id, why)
 
@@ -291,7 +291,7 @@ class TermView:
         All nodes that an outage cut off may come back. Killed nodes look the same, so the last call limits the wait.
         A round may have completed during the outage, so nodes lost in the round before count, too.
         """
-        if not any(record.lapsed_in >= max(self.number - 1, 0) for record in self.waiting.values()):
+        if not any(record.lapsed_in >= max(self.last_number - 1, 0) for record in self.waiting.values()):
             return set()
         lost = {node_id for node_id, one in self._missed.items() if not one.left}
         return (lost | self._lost_before) - self.records.keys()
@@ -336,7 +336,7 @@ class TermView:
             self.live.add(record.node_id)
             return
         self.waiting[record.node_id] = record
-        if member is not None and (record.arrived_after < self.number or record.lapsed_in == self.number):
+        if member is not None and (record.arrived_after < self.last_number or record.lapsed_in == self.last_number):
             # A member whose lease expired, or that never learned of the round, is lost: no other member waits for it.
             self._missed.setdefault(record.node_id, _GoneMember(left=False, why=self._why_unseen(record.node_id)))
         if record.gave_up:

@@ -30,7 +30,7 @@ from rdzv.node.link.ports import HeldPort
 from rdzv.node.link.store_session import StoreEndingError, StoreSession
 from rdzv.node.member.joining import JoinAttempt
 from rdzv.node.member.leaving import RecordRemover, announce_store_move
-from rdzv.node.member.lost_store import carry_over_run, remember_lost_store
+from rdzv.node.member.lost_store import carry_over_run, save_known_run
 from rdzv.node.member.membership_watcher import MembershipWatcher
 from rdzv.node.member.node_state import NodeState
 from store import StoreError, StoreReplaced, StoreUsageError
@@ -232,7 +232,7 @@ class Node(NotPicklable):
     async def _disconnect(self, error: Exception | None = None) -> None:
         if self._link is not None:
             if error is not None:
-                remember_lost_store(self.part, self._link)
+                save_known_run(self.part, self._link)
                 self.part.end_membership(f"the store is lost: {error}", dropped=True)
                 self.part.arrival.on_lease_lost()
                 if self.head.round is not None:  # rounds in the next store must get higher numbers

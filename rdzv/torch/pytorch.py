@@ -173,7 +173,7 @@ class Agent:
         return pids
 
     def read_error_of(self, local_rank: int) -> str:
-        """Return the content of a worker's error file."""
+        """Return the exception in a worker's error file, shortened."""
         files = getattr(getattr(self.itself, "_pcontext", None), "error_files", {})
         return read_exception_line(files[local_rank]) if local_rank in files else ""
 

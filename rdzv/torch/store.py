@@ -97,7 +97,7 @@ def _shared_method(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> 
     @_with_torch_errors
     @functools.wraps(method)
     def call(self: TorchStore, /, *arguments: P.args, **keywords: P.kwargs) -> T:
-        done: T = getattr(self._shared_here(), method.__name__)(*arguments, **keywords)
+        done: T = getattr(self._client_for_this_process(), method.__name__)(*arguments, **keywords)
         return done
 
     return call
@@ -175,7 +175,7 @@ class TorchStore(dist.Store):
         store._origin = _reopen_arguments(settings)
         return store
 
-    def _shared_here(self) -> BlockingSharedStore:
+    def _client_for_this_process(self) -> BlockingSharedStore:
         """Return this process's shared store, with the latest timeout, which C++ may have set."""
         if self._pid != os.getpid():
             # No lock is needed: if two threads of a forked child both make a client, both clients work.
@@ -214,16 +214,16 @@ class TorchStore(dist.Store):
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
         self._show_to_observer(value)
-        self._shared_here().set(key, value)
+        self._client_for_this_process().set(key, value)
 
     @_with_torch_errors
     def get(self, key: str) -> bytes:
         """Wait for a key and return its value."""
-        return self._show_to_observer(self._shared_here().get(key))
+        return self._show_to_observer(self._client_for_this_process().get(key))
 
     def _batch_keys(self, keys: Iterable[str], within: float) -> Iterator[tuple[BlockingSharedStore, list[str], float]]:
         """Yield the keys in groups that fit in one request, each with the seconds left for all."""
-        shared, keys, deadline = self._shared_here(), list(keys), time.monotonic() + within
+        shared, keys, deadline = self._client_for_this_process(), list(keys), time.monotonic() + within
         for first in range(0, max(len(keys), 1), shared.keys_max):
             some, left = keys[first : first + shared.keys_max], deadline - time.monotonic()
             if left < -OVERTIME:
@@ -251,7 +251,7 @@ class TorchStore(dist.Store):
         keys, values = list(keys), [self._show_to_observer(value) for value in values]
         try:
             if len(keys) != len(values):
-                self._shared_here().multi_set(keys, values)  # raises ValueError: the lengths differ
+                self._client_for_this_process().multi_set(keys, values)  # raises ValueError: the lengths differ
             rest = iter(values)
             for shared, some, _ in self._batch_keys(keys, self.timeout.total_seconds()):
                 shared.multi_set(some, list(itertools.islice(rest, len(some))))
@@ -264,7 +264,7 @@ class TorchStore(dist.Store):
         if _recorded_keys.keys is not None:  # called by `_prefix_of_store`: only record the keys
             _recorded_keys.keys.extend(keys)
             return True
-        return self._shared_here().check(keys)
+        return self._client_for_this_process().check(keys)
 
     def has_extended_api(self) -> bool:
         """Return True."""
@@ -272,7 +272,7 @@ class TorchStore(dist.Store):
 
     def clone(self) -> TorchStore:
         """Return another store for the same keys and client, with its own timeout."""
-        clone = TorchStore(self._shared_here(), self.timeout)
+        clone = TorchStore(self._client_for_this_process(), self.timeout)
         clone._origin, clone._owns_client = self._origin, self._owns_client
         clone.overheard_by = self.overheard_by
         return clone
@@ -281,7 +281,7 @@ class TorchStore(dist.Store):
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         """Wait for `world_size` callers; each key serves one barrier."""
         try:
-            self._shared_here().barrier(key, world_size, timeout)
+            self._client_for_this_process().barrier(key, world_size, timeout)
         except ours.SharedStoreTimeoutError as error:
             raise dist.DistStoreError(
                 f"barrier timeout after {error.timeout * 1000:.0f}ms, key: {key}; {error}"

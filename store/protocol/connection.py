@@ -125,7 +125,7 @@ class ServerConnection:
             raise ProtocolError(f"request {request_id} comes after request {self._last_id}; ids count upwards")
         self._last_id = request_id
 
-    def welcome(self, *, session: int, address: str, revision: int, durable: bool = True) -> bytes:
+    def encode_welcome(self, *, session: int, address: str, revision: int, durable: bool = True) -> bytes:
         """Return the welcome that answers a hello, as a frame; `session` is the session's number."""
         assert self._hello is not None, "a welcome answers a hello"
         proof = b"" if self._token is None else _token_proof(self._token, "server", self._greeting, self._hello)

@@ -104,7 +104,9 @@ class Handshakes:
         durable = self._durability.journal is not None
         welcome(
             peer,
-            peer.connection.welcome(session=session, address=peer.address, revision=engine.revision, durable=durable),
+            peer.connection.encode_welcome(
+                session=session, address=peer.address, revision=engine.revision, durable=durable
+            ),
         )
 
     def handle_disconnect(self, peer: Peer) -> None:

@@ -33,7 +33,7 @@ class PendingCommits:
         self._last_revision = revision
         self._changed: dict[str | int, int] = {}  # by key or lease: the last pending step that changed it
         self._last_small = self._last_large = durable  # numbers of steps
-        self._passing = durable  # large requests wait until this small step is on disk
+        self._passing = durable  # large requests wait until this step, a small one, is on disk
 
     @property
     def lets_small_steps_pass(self) -> bool:

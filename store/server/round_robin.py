@@ -1,6 +1,6 @@
 """The order of peers' turns, so that a small request does not wait long behind large ones (promise S11).
 
-A peer that has used up its turn waits behind all others.
+Peers that have used up a turn wait behind all others.
 """
 
 from __future__ import annotations

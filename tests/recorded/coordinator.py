@@ -180,7 +180,7 @@ class Led(HandFed):
 
     def cost(self) -> None:
         self.note("  cost", run_cost("job", self.written, now=DAY + self.now).as_json())
-        gone = nodes_gone_before_round(self.written, self.view.number, here=self.stored, now=DAY + self.now)
+        gone = nodes_gone_before_round(self.written, self.view.last_number, here=self.stored, now=DAY + self.now)
         self.note(f"  gone before: {gone}")
 
 

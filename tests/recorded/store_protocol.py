@@ -39,7 +39,7 @@ def meet(server: ServerConnection, client: ClientConnection, **welcome: Any) -> 
         said += heard
         if server.is_authenticated:
             fields = {"session": 1, "address": "10.0.0.1", "revision": 5, **welcome}
-            said += run(client.receive(server.welcome(**fields)))
+            said += run(client.receive(server.encode_welcome(**fields)))
     return said
 
 

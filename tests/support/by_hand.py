@@ -192,7 +192,9 @@ class Town(Desk):
         number, previous = opened
         if previous is not None:
             self.links[previous].close()
-        link.to_client += link.connection.welcome(session=number, address="10.0.0.1", revision=self.engine.revision)
+        link.to_client += link.connection.encode_welcome(
+            session=number, address="10.0.0.1", revision=self.engine.revision
+        )
 
     def _apply(self, peer: int, request_id: int, acknowledged: int, request: Request[Any]) -> None:
         applied = self.engine.apply(request, peer=peer, request_id=request_id, acknowledged=acknowledged, now=self.now)

@@ -73,7 +73,7 @@ class HandFed:
         """Nodes arrive, one revision each."""
         for name in names:
             # A member of the last round that joins again knows of that round.
-            known: dict[str, Any] = {"arrived_after": self.view.number} if name in self.view.members else {}
+            known: dict[str, Any] = {"arrived_after": self.view.last_number} if name in self.view.members else {}
             told = {"address": name, "port": 1, **known, **fields}
             self.put(name, NodeRecord(node_id=name, incarnation="1", **told).pack())
 

@@ -43,7 +43,7 @@ def run_guarded(control: int, files: int, command: list[str], signals: str = "")
     if signals:
         block_and_ignore(signals)
     try:
-        fork_guarded(control, files)
+        fork_and_guard_child(control, files)
     except OSError as error:
         os.write(2, f"rdzv run: no process can be started: {error.strerror}; see ulimit -u\n".encode())
         os._exit(CANNOT_EXECUTE)
@@ -84,7 +84,7 @@ def block_and_ignore(signals: str) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def fork_guarded(control: int, files: int, *, report: int | None = None) -> None:
+def fork_and_guard_child(control: int, files: int, *, report: int | None = None) -> None:
     """Fork, and become the guard of the child; return only in the child, without the guard's files and handlers.
 
     `files` is the child's soft limit of open files. If the launcher is not the guard's parent, the guard writes two

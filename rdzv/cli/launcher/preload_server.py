@@ -8,11 +8,12 @@ and JSON of that length. The files control, report, stdin, stdout and stderr are
 
     {"command": [...], "argv": [...], "module": bool, "env": {...}, "files": n}
 
-This process forks a guard for each request, STANDBY of them ahead. The guard forks the worker (`guard.fork_guarded`).
-The worker runs the script or module as the interpreter would. Its `sys.stdout` is buffered like this process's.
+This process forks a guard for each request, STANDBY of them ahead; the guard forks the worker
+(`fork_and_guard_child`), which runs the script or module as the interpreter would. Its `sys.stdout` is buffered like
+this process's.
 
 Workers share the state of the imported modules, but not random states. If a module has started a Python thread or used
-CUDA, which no fork survives, this process reports that and ends. The only other imports are `guard`, `worker_startup`.
+CUDA, which no fork survives, this process reports that and ends.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    guard.fork_guarded(control, wanted["files"], report=report)
-    # `fork_guarded` restores the default signal actions. Python changes three of them at its start: do the same.
+    guard.fork_and_guard_child(control, wanted["files"], report=report)
+    # `fork_and_guard_child` restores the default signal actions. Python changes three at its start: do the same.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):

@@ -68,7 +68,7 @@ class WorkerStacks:
         grown_at = anyio.current_time()
         with anyio.move_on_after(ANSWER_WITHIN):
             while True:
-                before, sizes = sizes, {path: _file_size(path) for path in files}
+                before, sizes = sizes, {path: _dump_size(path) for path in files}
                 now = anyio.current_time()
                 if sizes != before:
                     grown_at = now
@@ -106,7 +106,7 @@ def _lock_holder(path: Path) -> int | None:
     return None if found[kind_at] == fcntl.F_UNLCK else found[pid_at] or None
 
 
-def _file_size(path: Path) -> int:
+def _dump_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:

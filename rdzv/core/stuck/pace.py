@@ -35,7 +35,7 @@ class StepOf:
     """A member's progress, for displays."""
 
     step: int | None  # the last begun step; None before the first
-    age: float  # seconds since the step (else the round) began, or the member was busy
+    age: float  # seconds since the step (else the round) began, or the member was last busy, if later
     report_age: float = 0.0  # seconds since its last note was received
     rate: float  # recent steps per second; 0: unknown
     busy: str = ""  # why the member is busy, else empty
@@ -50,7 +50,7 @@ class StepsOverview:
 
     told: int = 0  # the number of members that report steps
     step: int | None = None  # the largest begun step
-    age: float = 0.0  # seconds since any member began a step or was busy
+    age: float = 0.0  # seconds since any member last began a step or was busy
     rate: float = 0.0  # the median, in steps per second; 0 if unknown
     limit: float = STUCK_AFTER  # seconds without a step after which a member is stuck, if others make progress
     stuck: Mapping[str, str]  # the stuck members, and why

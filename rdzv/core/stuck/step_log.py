@@ -26,7 +26,7 @@ class StepNote(Stored, kw_only=True):
 
     round: int
     step: int | None  # the last begun step; None before the first
-    age: float  # seconds since the member last began a step (or the round) or was busy
+    age: float  # seconds since it began a step (else the round), or was last busy, if later
     first: bool = False  # True until the second step begins: in the first step, a member may compile
     busy: float = 0.0  # seconds, at most, that the member stays busy; else 0
     what: Prose = ""  # why the member is busy, or the key for which it waits; else empty

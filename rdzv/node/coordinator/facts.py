@@ -57,7 +57,7 @@ async def report_stalls(context: TermContext, settings: Settings) -> None:
     while rules.enabled:
         every = max(LOOKS_EVERY, LOOKS_EVERY_PER_NODE * len(view.members))
         await anyio.sleep(every)
-        number, members = view.number, view.members
+        number, members = view.last_number, view.members
         if not view.synced or not view.live:
             continue
         try:
@@ -91,7 +91,7 @@ class AccusationCheck:
             self._news.set()
 
     def _new_accusations(self) -> list[tuple[int, str, str]]:
-        view, number = self.context.view, self.context.view.number
+        view, number = self.context.view, self.context.view.last_number
         said = view.accusations.by_live_members(round=number, live=view.live)
         if len(view.live) <= ASKED_ABOUT_MOST:
             said += view.accusations.against_unnamed_member(round=number, live=view.live)
@@ -103,7 +103,7 @@ class AccusationCheck:
             await self._news.wait()
             self._news.clear()
             new = self._new_accusations()
-            self._asked = {one for one in self._asked if one[0] == self.context.view.number} | set(new)
+            self._asked = {one for one in self._asked if one[0] == self.context.view.last_number} | set(new)
             for pause in LOOKS_AFTER:
                 await anyio.sleep(pause)
                 for number, accused, by in new:

@@ -280,7 +280,7 @@ class CoordinatorTerm:
     def _note_own_departure(self) -> None:
         # A node elected while it leaves may have deleted its record before the watch began.
         own = self._part.membership
-        if own is not None and own.round.number == self._view.number and own.over is not None and not own.dropped:
+        if own is not None and own.round.number == self._view.last_number and own.over is not None and not own.dropped:
             self._view.note_own_departure(self._part.node_id, stopped=own.gate.is_at_stop)
 
     async def _write_stop_step(self, act: WriteRoundStop) -> int | None:
@@ -337,7 +337,7 @@ class CoordinatorTerm:
         """Commit a round. If the store is full, delete the last round's shared keys; the second time, report it."""
         no_more_room = self._view.round is self._made_room_of
         try:
-            return await self._commit(decision)
+            return await self._commit_round(decision)
         except LimitExceeded as error:
             attempt = self._keys.round_prefix(decision.number, self._context.term)
             await self._store.delete_prefix(attempt, when=self._context.term_conditions)
@@ -356,7 +356,7 @@ class CoordinatorTerm:
                 self._keys.shared(last.number, last.term), when=self._context.term_conditions
             )
 
-    async def _commit(self, decision: CommitRound) -> int | None:
+    async def _commit_round(self, decision: CommitRound) -> int | None:
         """Commit a round, or first the marker that it needs; return as `_carry_out` does."""
         context, keys, last = self._context, self._keys, self._view.round
         marked, self._marked = self._marked, None

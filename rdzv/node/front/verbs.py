@@ -223,7 +223,7 @@ async def change_counts(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     key = node.keys.tally
     link = await node.get_session()
 
-    async def update_counts(store: Store) -> bytes:
+    async def change_shared_counters(store: Store) -> bytes:
         await node.carry_over_run(link)  # if a store was lost, write its counters to the new store
         round = node.head.round
         # The counters end with the round's lease.
@@ -239,7 +239,7 @@ async def change_counts(node: Node, change: Callable[[bytes], bytes]) -> bytes:
             if (await store.transact(when=[when.mod_revision(key) == at], then=writes)).succeeded:
                 return after
 
-    return await node.call_store(update_counts)
+    return await node.call_store(change_shared_counters)
 
 
 async def is_closed(node: Node) -> bool:

@@ -52,11 +52,11 @@ class NodeLoop:
     def call_soon(self, call: Callable[[], object]) -> None:
         """Make a call in the loop; do nothing if the loop has ended. Thread-safe."""
 
-        async def run_call() -> None:
+        async def call_as_coroutine() -> None:
             call()
 
         with contextlib.suppress(RendezvousStateError):
-            self.spawn(run_call())
+            self.spawn(call_as_coroutine())
 
     async def run_in_new_thread(self, work: Callable[[], T]) -> T:
         """Run user code in this thread; `NodeThread` uses another thread, so that user code delays no lease renewal."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log: Final = make_logger(__name__)
 
 
-def remember_lost_store(part: NodeState, link: StoreSession) -> None:
+def save_known_run(part: NodeState, link: StoreSession) -> None:
     """Set `part.known` from this link, whose store is lost, unless the node knows of a later lost store."""
     head = link.follower.head
     settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized

@@ -84,8 +84,8 @@ class Run:
         """Set another minimum or maximum of nodes; None leaves a number unchanged.
 
         The new numbers are in force from the next round on. If the round has too many members, or there is room for
-        waiting nodes, the members leave it at one agreed `check`. Surplus members, those with the highest ranks, become
-        spares. A round with fewer members than the new minimum continues until enough nodes are present.
+        waiting nodes, the members leave it at one agreed `check`. Surplus members, by default those with the highest
+        ranks, become spares. A round with fewer members than the new minimum continues until enough nodes are present.
 
         Raises:
             RendezvousSettingsError: The numbers contradict each other, or the run's `node_unit`.

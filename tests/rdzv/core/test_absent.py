@@ -3,7 +3,7 @@
 import pytest
 
 from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, AbsenceReport, Missing, node_label
-from rdzv.core.decision import progress_due, wait_reason_text
+from rdzv.core.decision import next_progress_write_at, wait_reason_text
 from rdzv.core.state import NodesLost, Progress
 from rdzv.loop.round_monitor import describe_gone_nodes
 from rdzv.membership import unreported_changes
@@ -35,7 +35,7 @@ def test_departures_are_told_from_losses_and_a_node_that_returns_is_not_missing(
     first = run.progress
     run.now += 5
     assert first != run.progress
-    assert progress_due(first, 0.0, run.progress, nodes=1, now=run.now) is None, "durations alone are no news"
+    assert next_progress_write_at(first, 0.0, run.progress, nodes=1, now=run.now) is None, "durations alone are no news"
     run.play("arrive b c stray, die stray")
     assert run.progress.absent == AbsenceReport(), "and only members are missing"
 

@@ -20,7 +20,7 @@ from rdzv.core.decision import (
     Rules,
     act_of_joiner,
     decide_round,
-    progress_due,
+    next_progress_write_at,
     wait_reason_text,
 )
 from rdzv.core.ranks import arrival_order, survivors_first
@@ -243,7 +243,7 @@ def test_every_node_is_told_of_a_failing_order_and_its_join_timeout_runs() -> No
     assert answer.reason.startswith(words)
     assert len(answer.reason) < 300, "every node is sent it"
     assert not answer.suspended
-    assert progress_due(SAID, 0.0, SAID.replace(problem="new"), nodes=9, now=1.0) == 1.0, "at once"
+    assert next_progress_write_at(SAID, 0.0, SAID.replace(problem="new"), nodes=9, now=1.0) == 1.0, "at once"
 
 
 # Numbers of waiting nodes and of spares.
@@ -418,9 +418,9 @@ CALLED = SAID.replace(phase=Phase.LAST_CALL)
 )
 def test_the_time_of_a_report(last: Progress | None, change: dict[str, Any], nodes: int, pause: float | None) -> None:
     new = (last or SAID).replace(**change)
-    due = progress_due(last, 100.0, new, nodes=nodes, now=100.0)
+    due = next_progress_write_at(last, 100.0, new, nodes=nodes, now=100.0)
     assert due == (None if pause is None else pytest.approx(100.0 + pause))
-    assert progress_due(last, 80.0, new, nodes=nodes, now=100.0) == (None if pause is None else 100.0)
+    assert next_progress_write_at(last, 80.0, new, nodes=nodes, now=100.0) == (None if pause is None else 100.0)
 
 
 # Answers to nodes that follow the head.

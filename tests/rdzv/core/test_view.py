@@ -62,14 +62,14 @@ def test_a_record_that_becomes_unreadable_counts_as_removed() -> None:
 
 def test_the_next_round_number_is_above_any_that_a_waiting_node_knows() -> None:
     run = HandFed()
-    assert (run.view.number, run.view.next_number) == (-1, 0)
+    assert (run.view.last_number, run.view.next_number) == (-1, 0)
     run.arrive("a")
     run.arrive("b", arrived_after=6)
     assert run.view.next_number == 7
     run.die("b")
     assert run.view.next_number == 0
     run = round_of("a", "b")
-    assert (run.view.number, run.view.next_number) == (0, 1)
+    assert (run.view.last_number, run.view.next_number) == (0, 1)
 
 
 # The time since which there are enough nodes.

@@ -295,7 +295,7 @@ def test_of_a_finished_rounds_store_only_the_reason_is_kept(url: str, run_id: st
         ours = TorchStore(shared, SHORT)
         prefixed = dist.PrefixStore("p", ours)
         prefixed.set("a", "1")
-        kept = weakref.ref(ours._shared_here())
+        kept = weakref.ref(ours._client_for_this_process())
         ours.end("round 0 of run job")
         gc.collect()
         assert kept() is None

@@ -128,7 +128,7 @@ def feed(connection: Connection, data: bytes) -> str | None:
         for item in connection.receive(data):
             if isinstance(item, Hello):
                 assert isinstance(connection, ServerConnection)
-                connection.welcome(session=1, address="10.0.0.1", revision=7)
+                connection.encode_welcome(session=1, address="10.0.0.1", revision=7)
     except ALLOWED as error:
         message = str(error)
         assert len(message) < 400, "a log line stays one that can be read"

@@ -48,7 +48,7 @@ def meet(here: ClientConnection, there: ServerConnection) -> bytes:
     said = there.encode_greeting()
     hello = hello_to(here, there)
     list(there.receive(hello))
-    welcome = there.welcome(session=1, address="10.0.0.1", revision=0)
+    welcome = there.encode_welcome(session=1, address="10.0.0.1", revision=0)
     list(here.receive(welcome))
     return said + hello + welcome
 
@@ -120,14 +120,14 @@ def test_a_server_that_knows_another_token_is_refused() -> None:
     list(impostor.receive(hello_to(client(b"another token"), impostor)))
     assert decoded(hello_to(client(), impostor)) == hello
     with pytest.raises(AuthenticationError):
-        list(here.receive(impostor.welcome(session=1, address="10.0.0.1", revision=0)))
+        list(here.receive(impostor.encode_welcome(session=1, address="10.0.0.1", revision=0)))
 
 
 def test_a_recorded_welcome_is_worth_nothing_to_another_connection() -> None:
     """The client's challenge is fresh each time, too."""
     first, there = client(), server()
     list(there.receive(hello_to(first, there)))
-    recorded = there.welcome(session=1, address="10.0.0.1", revision=0)
+    recorded = there.encode_welcome(session=1, address="10.0.0.1", revision=0)
     list(first.receive(recorded))
     second = client(nonce=b"client nonce 002")
     hello_to(second, server())
@@ -152,7 +152,7 @@ def test_a_hello_of_a_stranger_is_not_answered_with_the_proof() -> None:
     with pytest.raises(AuthenticationError):
         list(there.receive(hello_to(client(b"wrong token"), there)))
     with pytest.raises(AssertionError):
-        there.welcome(session=1, address="10.0.0.1", revision=0)
+        there.encode_welcome(session=1, address="10.0.0.1", revision=0)
 
 
 def test_a_proof_holds_for_the_version_it_was_made_for_only(monkeypatch: pytest.MonkeyPatch) -> None:
