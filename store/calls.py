@@ -452,6 +452,11 @@ class BlockingCalls(ABC):
 
     cuts: DisconnectNotifier | None = None
 
+    @property
+    @abstractmethod
+    def failure(self) -> StoreError | None:
+        """See `Calls.failure`."""
+
     @abstractmethod
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """See `Calls.call`."""

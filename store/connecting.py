@@ -51,7 +51,7 @@ async def connect(
         ProtocolError: The server is not a store, or a store of another version.
         ImportError: The URL is of etcd, and the extra `etcd` is not installed.
     """
-    secret = checked_token_bytes(url, token=token, user=user, password=password, timeout=timeout)
+    secret = checked_token_bytes(url, token=token, tls=tls, user=user, password=password, timeout=timeout)
     if is_etcd_url(url):
         from store.etcd import client as etcd
         from store.etcd.codec import Endpoints
@@ -67,7 +67,7 @@ async def connect(
 
 
 def checked_token_bytes(
-    url: str, *, token: str | bytes | None, user: str | None, password: str | None, timeout: float
+    url: str, *, token: str | bytes | None, tls: object, user: str | None, password: str | None, timeout: float
 ) -> bytes | None:
     """Return the token as bytes; reject a wrong timeout, and credentials that this kind of store would ignore."""
     if checked_timeout(timeout, None) is None:
@@ -75,6 +75,8 @@ def checked_token_bytes(
     secret = token_bytes(token)
     if is_etcd_url(url) and token is not None:
         raise StoreUsageError("etcd knows no token; give user= and password=, or certificates by tls=")
+    if tls is not None and not url.lower().startswith(("tcps://", "etcds://")):
+        raise StoreUsageError(f"{url!r} is without TLS, and tls= is given: write tcps://, or etcds://")
     if not is_etcd_url(url) and (user is not None or password is not None):
         raise StoreUsageError(f"{url!r} knows no users; give token=")
     return secret

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from store.calls import BlockingAsAsync, Lease, run_synchronously
-from store.errors import ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError
+from store.errors import ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError, StoreUsageError
 from store.messages import NOTE_BYTES_MAX
 from store.net.process import process_identity
 from store.net.tasks import RepeatedCancel, cancel_and_wait, run_shielded, run_to_completion
@@ -387,7 +387,8 @@ class _LeaseKeeper:
     @property
     def loss_reason(self) -> str | None:
         if self._lost is None and not self.left.is_set():
-            self._lost = self.belief.loss_reason(self._store.time())
+            failed = self._store.failure
+            self._lost = str(failed) if failed is not None else self.belief.loss_reason(self._store.time())
         return self._lost
 
     def start(self) -> None:
@@ -474,6 +475,8 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
 
     def __enter__(self) -> Self:
         keeper = self._keeper
+        if keeper.known.is_set() or keeper.left.is_set():
+            raise StoreUsageError("a kept lease is for one `with`: call kept_lease again")
         try:
             _thread.start_new_thread(keeper.start, ())
             keeper.known.wait()

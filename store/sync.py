@@ -39,7 +39,7 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Iterator[Client]:
     """Connect to a store; the blocking twin of `store.connect`."""
-    secret = checked_token_bytes(url, token=token, user=user, password=password, timeout=timeout)
+    secret = checked_token_bytes(url, token=token, tls=tls, user=user, password=password, timeout=timeout)
     client: Client
     if is_etcd_url(url):
         from store.etcd import blocking as etcd_sync

@@ -75,6 +75,11 @@ class Client(interface.BlockingStore):
         self._waiting: set[Channel] = set()  # each access is atomic
 
     @property
+    def failure(self) -> StoreError | None:
+        """See `Calls.failure`."""
+        return self.shared.failed
+
+    @property
     def store_id(self) -> str | None:
         """See `Store.store_id`."""
         return self.shared.store_id

@@ -57,6 +57,8 @@ class Watch(interface.Watch):
 
     async def __aenter__(self) -> Self:
         self._client.check_usable()
+        if self in self._client.watching:
+            raise StoreUsageError("the watch is open already: call watch again for another")
         self._client.watching[self] = self._ended = None
         try:
             await self._open(self._client.timeout)
@@ -213,7 +215,8 @@ class Client(ReconnectingClient):
         self._large: dict[int, int] = {}  # by id of each request above `LARGE`: `_written` at its end
 
     async def __aenter__(self) -> Self:
-        self._start_connecting()
+        if not hasattr(self, "_task"):  # else it was entered before, as by `connect`
+            self._start_connecting()
         try:
             await self._wait_for_first_welcome(self._connect_timeout, self._ended_by)
         except BaseException:
@@ -319,9 +322,12 @@ class Client(ReconnectingClient):
                 watch.note_progress(response.revision)
         if isinstance(response, Watching) and request_id in self.watches:
             self.watches[request_id].note_opened(response.revision)
+        self._revoke_abandoned_grant(item, response)
+        item.settle(error_of(response) or response)
+
+    def _revoke_abandoned_grant(self, item: InFlight, response: Response) -> None:
         if (revoke := item.revoke_request(response)) is not None:
             self.send_and_forget(revoke)
-        item.settle(error_of(response) or response)
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """See `Calls.call`."""
@@ -335,6 +341,8 @@ class Client(ReconnectingClient):
             return await answer
         except asyncio.CancelledError:
             self.abandon_request(item)
+            if answer.done() and not answer.cancelled() and answer.exception() is None:  # it arrived just before
+                self._revoke_abandoned_grant(item, answer.result())
             raise
 
     async def _ask_when_room(self, request: Request[R], timeout: float | None) -> tuple[InFlight, asyncio.Future[R]]:

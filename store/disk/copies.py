@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from store.disk import rows
@@ -20,8 +22,6 @@ from store.disk.verification import check_format, migrate, open_read_only, verif
 from store.errors import StoreUsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from store.engine.changeset import SavedStore
 
 
@@ -90,6 +90,8 @@ def restore(source: Path, directory: Path, *, new_id: str) -> StoreReport:
     lock = take_lock(directory)
     try:
         path = directory / FILE
+        if source.name.startswith(UNFINISHED) and source.parent.samefile(directory):
+            raise StoreUsageError(f"{source} has an unfinished store's name, and would be deleted: rename it")
         if path.exists():
             raise StoreUsageError(f"{directory} holds a store: restore into another directory, or move {path} away")
         partial = _clear_temporary_path(path)
@@ -114,10 +116,10 @@ def restore(source: Path, directory: Path, *, new_id: str) -> StoreReport:
 
 
 def _copy_database(source: Path, target: Path) -> None:
-    partial = target.with_name(f"{target.name}.new")
-    partial.unlink(missing_ok=True)
+    number, name = tempfile.mkstemp(".new", f"{target.name}.", target.parent)  # only its owner may open the file
+    os.close(number)
+    partial = Path(name)
     try:
-        create_file(partial)
         with (
             contextlib.closing(open_read_only(source)) as whole,
             contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as taken,

@@ -72,13 +72,13 @@ def take_lock(directory: Path) -> IO[str]:
             # Write unbuffered: after an error, closing a buffered file would write again.
             os.write(file.fileno(), b"%d\n" % os.getpid())
     except BlockingIOError:
-        file.seek(0)
-        process = file.read().strip() or "unknown"
-        file.close()
-        raise StoreUsageError(
-            f"data_dir {directory} is in use by another server (process {process}): stop that one, or use another "
-            f"directory"
-        ) from None
+        with file, contextlib.suppress(BlockingIOError):
+            file.seek(0)
+            process = file.read().strip() or "unknown"
+            why = f"is in use by another server (process {process}): stop that one, or use another directory"
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a server's lock is exclusive
+            why = "is read by rdzv check or backup: start the server when that is over"
+        raise StoreUsageError(f"data_dir {directory} {why}") from None
     except OSError as error:  # for example, a network file system without locks
         file.close()
         raise StoreUsageError(f"data_dir {directory} cannot be locked: {with_remedy(error)}") from error
@@ -102,7 +102,7 @@ def serving_process(directory: Path) -> Iterator[str | None]:
         return
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             yield file.read().strip() or "unknown"
         else:

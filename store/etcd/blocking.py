@@ -52,6 +52,11 @@ class Client(interface.BlockingStore):
         self._waits_ended = False
         self._made_in = process_identity()
 
+    @property
+    def failure(self) -> StoreError | None:
+        """See `Calls.failure`."""
+        return self._client.failure
+
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """See `Calls.call`."""
         call = self._start_call(partial(self._client.call, request, timeout=timeout))

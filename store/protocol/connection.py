@@ -68,11 +68,7 @@ class ServerConnection:
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._hello: Hello | None = None
         self._last_id = 0
-
-    @property
-    def is_authenticated(self) -> bool:
-        """True if the client has said hello, with any required proof."""
-        return self._hello is not None
+        self.is_welcomed: bool = False
 
     @property
     def held_bytes(self) -> int:
@@ -128,6 +124,7 @@ class ServerConnection:
     def encode_welcome(self, *, session: int, address: str, revision: int, durable: bool = True) -> bytes:
         """Return the welcome that answers a hello, as a frame; `session` is the session's number."""
         assert self._hello is not None, "a welcome answers a hello"
+        self.is_welcomed = True
         proof = b"" if self._token is None else _token_proof(self._token, "server", self._greeting, self._hello)
         limits = {name: getattr(self._limits, name) for name in LIMITS_TOLD}
         frame_bytes_max = self._limits.frame_bytes_max

@@ -79,10 +79,8 @@ class Handshakes:
         peer.outbox.queue(peer.connection.encode_greeting())
         peer.flush()
 
-    def open_session(self, peer: Peer, hello: Hello, welcome: Callable[[Peer, bytes], None]) -> None:
-        """Open the session of an authenticated peer, and send its welcome."""
-        if peer.gone:
-            return
+    def open_session(self, peer: Peer, hello: Hello) -> bytes | None:
+        """Open an authenticated peer's session, and return its welcome; None if it must wait, or was disconnected."""
         self.generation = max(self.generation, hello.generation)
         engine = self._durability.engine
         now = self.clock()
@@ -91,22 +89,19 @@ class Handshakes:
         if opened is None:
             most, place_in = engine.limits.sessions_max, engine.state.sessions.seconds_until_room(now)
             if place_in <= HELD_MOST:
-                asyncio.get_running_loop().call_later(place_in + SOON, self.open_session, peer, hello, welcome)
+                asyncio.get_running_loop().call_later(place_in + SOON, peer.resume_requests)
             else:
                 full = f"the server has {most} sessions (sessions_max): come again"
                 self.peers.disconnect_peer(peer, Rejection("limit", full))
-            return
+            return None
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)
         if replaced is not None:
             replaced.abort()  # not `close`, which would wait if the old network path is cut
         self._table.mark_authenticated(peer)
         durable = self._durability.journal is not None
-        welcome(
-            peer,
-            peer.connection.encode_welcome(
-                session=session, address=peer.address, revision=engine.revision, durable=durable
-            ),
+        return peer.connection.encode_welcome(
+            session=session, address=peer.address, revision=engine.revision, durable=durable
         )
 
     def handle_disconnect(self, peer: Peer) -> None:

@@ -170,7 +170,12 @@ class RequestScheduler:
                     return
                 peer.stalled = None
                 if isinstance(item, Hello):
-                    self.handshakes.open_session(peer, item, self._send_welcome)
+                    welcome = self.handshakes.open_session(peer, item)
+                    if welcome is None:
+                        peer.stalled = item
+                        peer.pause_reading()
+                        return
+                    self.deliverer.send(peer, welcome)
                 elif isinstance(item, Bye):
                     peer.close(DisconnectKind.GOODBYE)
                 elif item is not None:  # `item` is None while a large request is decoded
@@ -196,10 +201,6 @@ class RequestScheduler:
             if began >= until:
                 self._queue_for_turn(peer, used=True)
                 return
-
-    def _send_welcome(self, peer: Peer, welcome: bytes) -> None:
-        self.deliverer.send(peer, welcome)
-        self.deliverer.flush()
 
     @property
     def _must_yield(self) -> bool:

@@ -222,7 +222,7 @@ class Server(NotPicklable):
             with anyio.CancelScope(shield=True):
                 await self._durability.stop()
             for peer in list(self._peers.by_id.values()):
-                if peer.connection.is_authenticated:
+                if peer.connection.is_welcomed:
                     self._scheduler.deliverer.send(peer, wire.encode_bye("the server is leaving"))
                     peer.close()
                 else:  # before its welcome, a client cannot decode a goodbye; a refusal makes it retry

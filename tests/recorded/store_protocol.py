@@ -37,7 +37,7 @@ def meet(server: ServerConnection, client: ClientConnection, **welcome: Any) -> 
     for hello in [each for each in said if isinstance(each, bytes)]:
         heard = run(server.receive(hello))
         said += heard
-        if server.is_authenticated:
+        if any(isinstance(each, wire.Hello) for each in heard):
             fields = {"session": 1, "address": "10.0.0.1", "revision": 5, **welcome}
             said += run(client.receive(server.encode_welcome(**fields)))
     return said

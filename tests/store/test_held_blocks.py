@@ -437,3 +437,20 @@ async def test_a_cancellation_from_outside_comes_before_a_loss() -> None:
         await asyncio.wait([task])
         assert task.cancelled()
         network.heal("client")
+
+
+def test_a_blocking_lease_is_for_one_block_and_is_lost_with_its_store() -> None:
+    """A second block held nothing; and a lock's block went on for a whole TTL beside another's on the next store."""
+    port = free_port()
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as last:
+        url = first.enter_context(store.sync.serve(port=port)).url
+        client = last.enter_context(store.sync.connect(url, timeout=5.0))
+        with client.kept_lease(60.0) as held, pytest.raises(store.StoreUsageError, match="is for one `with`"):
+            held.__enter__()
+        with pytest.raises(store.StoreUsageError, match="is for one `with`"):
+            held.__enter__()
+        with pytest.raises(LeaseNotFound, match="has been replaced by"), client.kept_lease(60.0) as held:
+            first.close()
+            with store.sync.serve(port=port), pytest.raises(store.StoreReplaced):
+                client.get("k")
+            assert held.lost is not None

@@ -5,13 +5,16 @@ import contextlib
 import os
 import stat
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 import store
 from rdzv.cli.main import main
 from store.disk import copies
-from store.disk.directory import FILE, MARK
+from store.disk.directory import FILE, MARK, UNFINISHED, serving_process
+from store.disk.verification import open_read_only
 from store.errors import StoreReplaced, StoreUsageError
 from store.server.journal import Journal
 from tests.store.server.test_journal_refusals import leave_behind
@@ -102,12 +105,30 @@ def test_damage_is_reported_by_check_and_backup_and_nothing_is_left_of_the_copy(
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_a_copy_that_was_killed_does_not_keep_the_next_one_from_being_made(tmp_path: Path) -> None:
-    data, copy = tmp_path / "data", tmp_path / "copy"
+def test_two_copies_to_one_file_and_checks_are_made_at_once_and_leave_other_files_alone(tmp_path: Path) -> None:
+    """Both copies failed, and blamed the disk; a server said that a dead process served the store."""
+    data, copy, made = tmp_path / "data", tmp_path / "copy", list[int]()
     leave_behind(data)
-    copy.with_name("copy.new").write_bytes(b"half of a copy" * 1000)
-    assert len(copies.back_up(data, copy).saved.entries) == 50
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "data"]
+    copy.with_name("copy.new").write_bytes(b"of the user")
+    with serving_process(data) as process, serving_process(data) as again:
+        assert (process, again) == (None, None)
+        with pytest.raises(StoreUsageError, match="is read by rdzv check or backup: start the server when that is"):
+            Journal(data, new_id="new")
+
+    def copied_at_once(*given: Any) -> Any:
+        made.append(1)
+        if len(made) == 1:  # while the first copy is made
+            copies._copy_database(data / FILE, copy)
+        return open_read_only(*given)
+
+    with mock.patch.object(copies, "open_read_only", copied_at_once):
+        assert len(copies.back_up(data, copy).saved.entries) == 50
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "copy.new", "data"]
+    kept = copy.rename(data / f"{UNFINISHED}-monday")
+    (data / FILE).unlink()
+    with pytest.raises(StoreUsageError, match="has an unfinished store's name"):
+        copies.restore(kept, data, new_id="new")
+    assert kept.exists()
 
 
 @pytest.mark.parametrize("coming", ["founded", "restored"])

@@ -489,6 +489,9 @@ async def test_credentials_of_the_other_kind_of_store_are_refused(etcd: Etcd) ->
     with pytest.raises(StoreUsageError, match="knows no users"):
         async with store.connect("tcp://127.0.0.1:1", user="me", password="secret"):
             pass
+    for url in ("tcp://127.0.0.1:1", etcd.url):
+        with pytest.raises(StoreUsageError, match="is without TLS"), store.sync.connect(url, tls=client_context()):
+            pass
 
 
 @pytest.mark.in_ci

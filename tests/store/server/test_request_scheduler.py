@@ -11,15 +11,17 @@ import pytest
 from rdzv.testing.network import MemoryNetwork
 from store.engine.applied import ApplyResult
 from store.engine.engine import Engine
+from store.engine.sessions import AWAY_LEAST
 from store.limits import Limits
 from store.messages import Failed, FailureKind, Found, Get, List, Ping, Put, Wait, Watch
 from store.protocol import wire
 from store.protocol.wire import Events, Lagged
 from store.server import request_scheduler
+from store.server.handshakes import HELD_MOST
 from store.server.outbox import PIECE_BYTES
 from store.server.server import Server
 from tests.support.limits import limits_with
-from tests.support.stores import connect_in_memory, introduce, serve_in_memory
+from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
 from tests.support.virtual_time import passes
 
 MIB = 1024 * 1024
@@ -41,6 +43,34 @@ async def test_waiting_requests_are_not_overwritten_by_other_peers_bytes() -> No
         entry = await other.get("after")
         assert entry is not None
         assert entry.value == b"as it was asked"
+
+
+class Eager(Peer):
+    """It sends a request together with its hello."""
+
+    def connection_made(self, transport: Any) -> None:
+        write, early = transport.write, self.connection.encode(self.connection.register_request(Get("k"), None))
+        transport.write = lambda hello: write(hello + early)
+        super().connection_made(transport)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_without_room_for_a_session_what_follows_a_hello_waits_and_an_end_is_a_refusal(leaves: bool) -> None:
+    """The early request ended in a traceback, and a goodbye in the welcome's place was no word of the protocol."""
+    network = MemoryNetwork()
+    async with serve_in_memory(network, limits=limits_with(sessions_max=2)) as server:
+        for _ in range(2):
+            (await introduce(network)).transport.abort()
+        await asyncio.sleep(AWAY_LEAST - HELD_MOST / 2)
+        _, peer = await network.dial("store", Eager, source="eager")
+        await asyncio.sleep(HELD_MOST / 4)
+        assert not peer.connection.welcomed
+        if leaves:
+            await server.shut_down()
+            assert "the server is leaving" in str(peer.problem)
+        else:
+            await peer.until(lambda: [reply.response for reply in peer.replies()] == [Found(None)])
 
 
 @pytest.mark.virtual_time
