@@ -45,7 +45,7 @@ class _RoundGenerator(Generator[SomeRound, None, None]):
         try:
             return self._rounds.send(value)
         except BaseException as error:
-            self._has_failed = not isinstance(error, StopIteration)
+            self._has_failed = cast("Any", self._rounds).gi_frame is None and not isinstance(error, StopIteration)
             raise
 
     def throw(self, *args: Any) -> SomeRound:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, TypeVar, Unpack, cast
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -87,7 +87,8 @@ class _RoundGenerator(AsyncGenerator[SomeRound, None]):
         try:
             return await self._rounds.asend(value)
         except BaseException as error:
-            self._has_failed = not isinstance(error, StopAsyncIteration)
+            # A second call beside a first one fails without ending the generator.
+            self._has_failed = cast("Any", self._rounds).ag_frame is None and not isinstance(error, StopAsyncIteration)
             raise
 
     async def athrow(self, *args: Any) -> SomeRound:

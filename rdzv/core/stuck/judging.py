@@ -75,8 +75,13 @@ class StallDetector:
         self._excused_at = -math.inf  # time without a step counts only from this moment on
         self._looked_at = -math.inf
 
-    def judge(self, heard: Mapping[str, LastStepNote], *, round: int, now: float, every: float) -> StuckVerdict:
-        """Judge a round's live members by their last notes; call this about every `every` seconds."""
+    def judge(
+        self, heard: Mapping[str, LastStepNote], *, round: int, now: float, every: float, awaited: bool = False
+    ) -> StuckVerdict:
+        """Judge a round's live members by their last notes; call this about every `every` seconds.
+
+        `awaited`: other members wait for the next round.
+        """
         late = now - self._looked_at > every + AWAY_AFTER  # the last call is long past: excuse all silence until now
         if round != self._round or late:
             self._round, self._excused_at = round, now
@@ -88,7 +93,9 @@ class StallDetector:
         stuck = {
             node_id: _explain_stuck_member(one, others)
             for node_id, one in quiet.items()
-            if self._do_others_progress(one, others := [other for name, other in members.items() if name != node_id])
+            if self._do_others_progress(
+                one, others := [other for name, other in members.items() if name != node_id], awaited
+            )
             and all(self._reported_later_than(one, other) for other in others)
         }
         # A stuck member that waits in the round's store is not the cause if another stuck member does not wait there.
@@ -104,8 +111,8 @@ class StallDetector:
         limit = self._rules.limit(first=one.note.first)
         return one.note.age >= limit and now - one.ago - self._excused_at >= limit
 
-    def _do_others_progress(self, one: LastStepNote, others: list[LastStepNote]) -> bool:
-        if others and not one.note.waits and all(other.note.waits for other in others):
+    def _do_others_progress(self, one: LastStepNote, others: list[LastStepNote], awaited: bool) -> bool:
+        if (others or awaited) and not one.note.waits and all(other.note.waits for other in others):
             return True
         step = -math.inf if one.note.step is None else one.note.step
         limit = self._rules.limit(first=one.note.first)

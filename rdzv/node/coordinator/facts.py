@@ -65,7 +65,8 @@ async def report_stalls(context: TermContext, settings: Settings) -> None:
         except StoreError:
             continue
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
-        verdict = stalls.judge(heard, round=number, now=context.store.time(), every=every)
+        awaited = not view.waiting.keys().isdisjoint(members)
+        verdict = stalls.judge(heard, round=number, now=context.store.time(), every=every, awaited=awaited)
         if verdict.standstill != view.standstill:
             context.queue_for_decision(StandstillReport(number, verdict.standstill))
         if verdict.stuck:

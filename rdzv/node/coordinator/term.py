@@ -247,7 +247,8 @@ class CoordinatorTerm:
             if done:
                 return deciding.result()
             slow = f"rank_order has been running for more than {ORDER_WITHIN:g} s"
-            progress = with_problem(self._picture.told or Progress(phase=Phase.GATHERING), slow)
+            told = self._picture.told or Progress(phase=Phase.GATHERING)
+            progress = with_problem(told.replace(joined=len(self._view.waiting)), slow)
             if progress != self._picture.told:
                 await self._write_progress(WriteRoundProgress(progress=progress))
             act = await deciding

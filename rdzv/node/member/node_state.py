@@ -70,6 +70,7 @@ class NodeState:
     cut_off: tuple[str, ...] = ()  # hosts where others, but not this node, reached rank 0; cleared when all do
     times_left_out: int = 0  # how often this node was left out of a round; reset when all members reach rank 0
     given_up: str = ""  # the round that this node gave up, and why, for its record and timeout errors; else ""
+    drain: AnnouncedDrain | None = None  # the drain of this node, once announced
     leaves_because: str = ""  # the reason that this node gives when it leaves; "" if none
     lapses: int = 0  # how many leases the node lost while waiting for its next round
     lapsed_in: int = -1  # see `NodeRecord`
@@ -134,7 +135,9 @@ class NodeState:
     def announced_drain(self, head: Head) -> AnnouncedDrain | None:
         """Return this node's announced drain. Ignore a drain of an earlier process with its name."""
         leaving = head.drains.get(self.node_id)
-        return leaving if leaving is not None and leaving.revision >= self.arrival.began > 0 else None
+        if leaving is not None and leaving.revision >= self.arrival.began > 0:
+            self.drain = leaving  # kept: the drain's key lapses
+        return self.drain
 
     def drained_error(self, leaving: AnnouncedDrain) -> RendezvousGracefulExitError:
         """Return the error for a drained node that joins a round."""

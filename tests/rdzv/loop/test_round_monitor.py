@@ -57,6 +57,9 @@ CLOSING, GIVEN_UP = Closed(reason="done"), Closed(reason="broken", given_up=True
         ({"progress": ALL_HERE}, 4, {"phase": MemberPhase.AT_END}, None),
         ({"progress": MEETS_AGAIN}, 4, {"phase": MemberPhase.AT_END}, EndKind.AGREED),
         ({"progress": MEETS_AGAIN}, 4, {"phase": MemberPhase.FAILED}, None),
+        # It calls no `check`: it has no agreed step to leave at, and the others have left.
+        ({"progress": MEETS_AGAIN, "stop": AT_SIX}, None, {}, EndKind.AGREED),
+        ({"progress": ALL_HERE, "stop": AT_SIX}, None, {}, None),
     ],
 )
 def test_what_ends_a_round(
@@ -128,6 +131,10 @@ class Driven:
             self.did.append("accuse_unknown_member")
             return True
 
+        async def leave() -> None:
+            self.did.append("leave")
+
+        monkeypatch.setattr(self.monitor, "_leave", leave)
         monkeypatch.setattr(self.monitor, "claim_end", be_first)
         monkeypatch.setattr(self.monitor, "_wait_for_possible_loss", await_news)
         monkeypatch.setattr("rdzv.loop.round_monitor.accuse_unknown_member", note)
@@ -157,12 +164,12 @@ ALL = ["claim", "accuse_unknown_member", "release", "await news"]
         (KeyboardInterrupt(), LOST, {}, NextAfterWork.RAISE, [], True),
         (HUNG_UP, None, {}, NextAfterWork.MEET_AGAIN, ["claim"], True),
         (HUNG_UP, AGREED, {}, NextAfterWork.MEET_AGAIN, ["claim"], True),
-        (HUNG_UP, None, {"is_first": True, "size": 1}, NextAfterWork.RAISE, ["claim"], False),
-        (HUNG_UP, None, {"is_first": True}, NextAfterWork.RAISE, ALL, False),
+        (HUNG_UP, None, {"is_first": True, "size": 1}, NextAfterWork.RAISE, ["claim", "leave"], False),
+        (HUNG_UP, None, {"is_first": True}, NextAfterWork.RAISE, [*ALL, "leave"], False),
         (HUNG_UP, None, {"is_first": True, "news": True}, NextAfterWork.MEET_AGAIN, ALL, True),
         (HUNG_UP, AGREED, {"is_first": True, "news": True}, NextAfterWork.MEET_AGAIN, ALL, True),
-        (ExceptionGroup("", [HUNG_UP]), None, {"is_first": True}, NextAfterWork.RAISE, ALL, False),
-        ("it exited", None, {"is_first": True, "size": 1}, NextAfterWork.RAISE, ["claim it exited"], False),
+        (ExceptionGroup("", [HUNG_UP]), None, {"is_first": True}, NextAfterWork.RAISE, [*ALL, "leave"], False),
+        ("it exited", None, {"is_first": True, "size": 1}, NextAfterWork.RAISE, ["claim it exited", "leave"], False),
     ],
 )
 def test_the_outcome_of_a_round(

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
 
 import anyio
 import pytest
@@ -38,6 +40,35 @@ async def test_rounds_that_a_time_limit_has_ended_do_not_seem_to_be_those_of_a_c
         next(blocking)
     with pytest.raises(RendezvousStateError, match="call `rounds` again"):
         next(blocking)
+
+
+async def test_a_second_call_beside_the_first_fails_alone(url: str) -> None:
+    """Regression: the first caller's loop ended later, as if its node had left."""
+    rounds = rdzv.rounds(f"{url}/job?min_nodes=1&is_host=false")
+    first = asyncio.create_task(anext(rounds))
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="already running"):
+        await anext(rounds)
+    async with await first:
+        pass
+    with pytest.raises(StopAsyncIteration):
+        await anext(rounds)
+
+
+async def test_a_slow_rank_order_is_named_with_the_nodes_that_wait_for_it(url: str) -> None:
+    """Regression: the nodes of the last report were counted: "0 nodes wait"."""
+    connecting = functools.partial(rdzv.connect, f"{url}/job?min_nodes=2&is_host=false", rank_order=slow_order)
+    async with connecting(node_id="a") as a, connecting(node_id="b") as b, asyncio.TaskGroup() as meeting:
+        for node in (a, b):
+            meeting.create_task(node.next_rendezvous())
+        while "rank_order" not in (reason := (await a.status()).reason):  # noqa: ASYNC110 - only the status tells
+            await asyncio.sleep(0.05)
+        assert reason.startswith("2 nodes wait for a round")
+
+
+def slow_order(arrivals: Sequence[Any], _: object) -> Sequence[Any]:
+    time.sleep(1.5)
+    return arrivals
 
 
 @pytest.mark.parametrize("library", ["asyncio", "uvloop"])

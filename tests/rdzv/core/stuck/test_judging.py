@@ -125,3 +125,11 @@ def test_each_round_is_judged_by_its_own_steps() -> None:
         watch.stalls.judge({"a": heard(1, 90, round=1), "b": heard(2, 1, round=1)}, round=1, now=watch.now, every=9)
         == StuckVerdict()
     )
+
+
+def test_a_member_for_which_the_others_wait_in_the_next_round_is_stuck() -> None:
+    """The others had left at the agreed step: they waited until `join_timeout`, and no one was dropped."""
+    watch = Watch()
+    watch.then(a=heard(3, 90))
+    verdict = watch.stalls.judge({"a": heard(3, 90)}, round=0, now=watch.now, every=EVERY, awaited=True)
+    assert verdict == StuckVerdict(stuck={"a": "no step since 1 min 30 s, others wait for it at 3"})
