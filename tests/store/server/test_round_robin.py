@@ -13,57 +13,8 @@ from store.messages import Cancel, Count, Ping, Pong, Wait, Watch
 from store.protocol.wire import Events, Reply
 from store.server.deliverer import AT_ONCE, CAUGHT_UP_AT_ONCE
 from store.server.request_scheduler import RequestScheduler
-from store.server.round_robin import PASS, TURN, RoundRobin
+from store.server.round_robin import PASS, TURN
 from tests.support.stores import introduce
-
-
-def test_new_peers_go_first_and_each_peer_has_one_turn_before_any_has_a_second() -> None:
-    turns: RoundRobin[str] = RoundRobin()
-    for name in ("a", "b", "gone"):
-        turns.enqueue(name, used=True)
-    turns.enqueue("little", used=False)
-    assert "gone" in turns
-    turns.remove("gone")
-    turns.remove("who never stood there")
-    had: list[str] = []
-    while len(had) < 7:
-        who = turns.next()
-        assert who is not None
-        had.append(who)
-        if who != "little":
-            turns.enqueue(who, used=True)
-    assert had == ["little", *"ababab"]
-    turns.remove("a")
-    turns.remove("b")
-    assert turns.next() is None
-
-
-def test_turns_are_shorter_while_many_have_not_had_any_and_a_pass_is_over_when_its_time_is() -> None:
-    turns: RoundRobin[int] = RoundRobin()
-    assert turns.turn_seconds == TURN
-    for number in range(1000):
-        turns.enqueue(number, used=False)
-    assert turns.turn_seconds == TURN / 20
-    turns.spent = PASS / 2
-    assert not turns.is_pass_time_up
-    turns.spent += PASS
-    assert turns.is_pass_time_up
-
-
-def test_it_is_known_whether_all_earlier_peers_have_had_a_turn() -> None:
-    turns: RoundRobin[str] = RoundRobin()
-    turns.enqueue("greedy", used=True)
-    assert not turns.has_unserved_peers(turns.came)
-    turns.enqueue("a", used=False)
-    came = turns.came
-    turns.enqueue("b", used=False)
-    assert list(turns) == ["a", "b", "greedy"]
-    assert turns.has_unserved_peers(came)
-    assert turns.next() == "a"
-    assert not turns.has_unserved_peers(came)
-    turns.enqueue("a", used=False)
-    assert not turns.has_unserved_peers(came), "it has come again, for something else"
-    assert turns.has_unserved_peers(turns.came)
 
 
 class Stopwatch:
