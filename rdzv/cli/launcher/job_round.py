@@ -19,6 +19,7 @@ import anyio
 import anyio.to_thread
 
 from rdzv import Change, Draining, Ending, GiveUp, NodesWaiting, Resized, RoundSupersededError, StoreEnding
+from rdzv.cli.command import message_of
 from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, SIGNALLED, OnChangeMode, environment_of, process_ranks
 from rdzv.cli.launcher.processes import Process, open_log
 from rdzv.loop import MOVES, EndKind, NextAfterWork, leaving_in_words
@@ -316,19 +317,25 @@ class JobRound:
         """Return the Python stacks of the running processes."""
         if self._workplace.stacks is None:
             return "they are not to be had: this launcher runs with --no-stacks"
-        return await self._workplace.stacks.collect(process.rank for process in self._running_processes())
+        try:
+            return await self._workplace.stacks.collect(process.rank for process in self._running_processes())
+        except (OSError, ValueError) as error:
+            return f"they cannot be read: {message_of(error)}"
 
     async def stop_processes(self, number: int) -> None:
         """Send the processes this signal, kill those that have not ended after `--grace`, and pass on their output."""
         self.ask_to_end(number)
         await self._wait_for_processes(self._job.grace)
-        if self._running_processes():
-            log.warning(
-                "run %s, round %d: told to end, and not done after --grace %g s; to be killed with these stacks:\n%s",
-                *(self._info.run_id, self._info.round, self._job.grace, await self.dump_stacks()),
-            )
-        for process in self._processes:
-            process.send_signal(signal.SIGKILL)
+        try:
+            if self._running_processes():
+                log.warning(
+                    "run %s, round %d: told to end, and not done after --grace %g s; "
+                    "to be killed with these stacks:\n%s",
+                    *(self._info.run_id, self._info.round, self._job.grace, await self.dump_stacks()),
+                )
+        finally:
+            for process in self._processes:
+                process.send_signal(signal.SIGKILL)
         await self._wait_for_processes(KILL_WITHIN)
         if self._running_processes():
             log.error("a process does not end although it was killed; a driver or a file system may hang")

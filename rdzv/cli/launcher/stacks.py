@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv.cli.launcher import worker_startup
+from store.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,7 +54,7 @@ class WorkerStacks:
                 os.kill(pid, worker_startup.SIGNAL)
         await self._wait_for_dumps(asked)
         told = [_describe_process(path, pid) for path, pid in asked.items()]
-        answering = {path.name.partition(".")[0] for path in asked}
+        answering = {_rank_of(path) for path in asked}
         silent = [str(rank) for rank in ranks if str(rank) not in answering]
         if silent:
             told.append(
@@ -84,8 +85,12 @@ class WorkerStacks:
                     path.unlink()
 
 
+def _rank_of(path: Path) -> str:
+    return path.name.rpartition(".")[0]  # any text: the process's environment may name anything as its RANK
+
+
 def _rank_pid_of(path: Path) -> tuple[int, int]:
-    rank, _, pid = path.name.partition(".")
+    rank, _, pid = path.name.rpartition(".")
     return int(rank) if rank.isdecimal() else -1, int(pid)
 
 
@@ -117,7 +122,7 @@ def _describe_process(path: Path, pid: int) -> str:
     text = ""
     with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
         text = file.read(TEXT_OF_ONE_MOST)
-    rank = path.name.partition(".")[0]
+    rank = printable(_rank_of(path))
     what = f"{'process' if rank == 'none' else f'rank {rank}, process'} {pid}"
     return f"{what}:\n{text.rstrip()}\n" if text else f"{what} does not answer{_kernel_state_of(pid)}\n"
 

@@ -39,8 +39,10 @@ async def test_a_signal_is_passed_on_and_the_node_leaves_without_closing(server:
     assert status.reason == "no node is here"
 
 
-async def test_a_process_that_does_not_end_within_the_grace_is_killed(server: str) -> None:
-    async with node(f"{server}/job?min_nodes=1", "a", "--grace", "0.2", "--no-prefix", does=("stubborn",)) as a:
+@pytest.mark.parametrize("before", ["", 'touch "$RDZV_STACKS_DIR/a.b"; '], ids=["", "stacks cannot be read"])
+async def test_a_process_that_does_not_end_within_the_grace_is_killed(server: str, before: str) -> None:
+    command = ("bash", "-c", f"{before}exec {sys.executable} {WORKER} stubborn")
+    async with node(f"{server}/job?min_nodes=1", "a", "--grace", "0.2", "--no-prefix", command=command) as a:
         await started(a)
         a.terminate()
         await a.line(containing="asked to end by SIGTERM")

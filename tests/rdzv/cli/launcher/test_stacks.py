@@ -54,13 +54,15 @@ def worker(stacks: WorkerStacks, *command: str, rank: int = 0, **environment: st
 
 async def test_all_threads_of_all_processes_are_shown_by_rank_and_the_processes_go_on(tmp_path: Path) -> None:
     stacks = WorkerStacks(tmp_path)
-    with worker(stacks, "-c", HANGS, "--stdin", rank=10) as late, worker(stacks, "-c", HANGS, rank=2):
+    named = worker(stacks, "-c", HANGS, RANK="gpu.3\x1b")  # also if a program gives its own RANK a meaning of its own
+    with worker(stacks, "-c", HANGS, "--stdin", rank=10) as late, worker(stacks, "-c", HANGS, rank=2), named as third:
         async with asyncio.timeout(LIMIT):
-            while (text := await stacks.collect([2, 3, 10])).count("in wait_for_the_others") < 3:
+            while (text := await stacks.collect([2, 3, 10])).count("in wait_for_the_others") < 5:
                 pass  # a process that has just written "up" may not be waiting yet
         for _ in range(2):  # each dump holds only the current stacks
             text = await stacks.collect([2, 3, 10])
-            assert text.count("in wait_for_the_others") == 3
+            assert text.count("in wait_for_the_others") == 5
+            assert rf"rank gpu.3\x1b, process {third.pid}:" in text
             assert text.index("rank 2, process") < text.index(f"rank 10, process {late.pid}:")
             assert "rank 3: no Python process that could be asked" in text
         late.communicate("")
