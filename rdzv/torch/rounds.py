@@ -23,6 +23,7 @@ import anyio
 import rdzv.sync
 from rdzv import RendezvousStateError
 from rdzv.config.config_errors import brief, refuse
+from rdzv.errors import RoundChanged, mark_run
 from rdzv.loop import MemberPhase, blocking
 from rdzv.loop import rounds as awaited
 from rdzv.loop.member import LoopOptions, MemberOfRound
@@ -274,14 +275,20 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run blocking work, such as a training step, in the round's thread, and wait for its end.
 
-        One call of `in_thread` runs at a time. A cancelled call aborts the work's collectives, ends its waits in the
-        store, and returns after the work, which would else write to the model in the next round. If the round's end
-        cancels a call whose work succeeds, return its result, so that the caller counts the step.
+        One call of `in_thread` runs at a time. A call cancelled before its work begins drops it. A call cancelled later
+        aborts the work's collectives, ends its waits in the store, and returns after the work, which would else write
+        to the model in the next round. If the round's end cancels a call whose work succeeds, return its result, so
+        that the caller counts the step.
         """
-        doing = self._loop.run_in_executor(self._thread, functools.partial(bind_to_current_gpu(work), *arguments))
+        if self._released:
+            raise mark_run(self.run_id, RoundChanged(f"{self!r} is over"))
+        queued = self._thread.submit(bind_to_current_gpu(work), *arguments)
+        doing = asyncio.wrap_future(queued)
         try:
             return await asyncio.shield(doing)
         except asyncio.CancelledError:
+            if queued.cancel():  # the thread runs another call
+                raise
             self._end_thread_waits()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([doing])
@@ -289,8 +296,8 @@ class AsyncTorchRound(_RoundWithGroup, awaited.Round):
                 return doing.result()
             raise
         finally:
-            # Break a cycle of this frame, `doing` and the work's error, which would keep the process group's sockets.
-            del doing
+            # Break a cycle of this frame, the futures and the work's error, which would keep the group's sockets.
+            del doing, queued
 
     async def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
         """Make a group in the round's thread; see `TorchRound.new_group`."""

@@ -1,5 +1,6 @@
 """In process: survivors of a loss go on with the state in memory, newcomers get it, and no process is restarted."""
 
+import asyncio
 import json
 import os
 import signal
@@ -84,6 +85,20 @@ async def test_a_cancelled_body_does_not_wait_for_a_key_that_is_never_written(ur
             with anyio.move_on_after(0.1):
                 await round.in_thread(round.blocking_store.get, "a key")
             assert time.monotonic() - began < 10
+
+
+async def test_a_call_cancelled_before_its_work_begins_ends_no_other_call(url: str, run_id: str) -> None:
+    ran: list[int] = []
+    async for round in rdzv.torch.rounds(f"{url}/{run_id}?min_nodes=1"):
+        async with round:
+            works = asyncio.create_task(round.in_thread(round.blocking_store.get, "a key"))
+            await asyncio.sleep(0)  # the task has called `in_thread`
+            with anyio.move_on_after(0.1):
+                await round.in_thread(ran.append, 1)
+            await round.store.set("a key", b"value")
+            assert (await works, ran) == (b"value", [])
+        with pytest.raises(rdzv.RoundChanged, match="is over"):
+            await round.sync_state()
 
 
 GIVES_UP = """
