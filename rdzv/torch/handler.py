@@ -395,7 +395,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         counts as one node; a member whose worker has failed, as lost. In a closed run the number is 0.
         """
         handler, monitor, on_loss = self._handler, self._life, self._choices.regroup_on_loss
-        if handler is None:
+        if handler is None or self._over:
             return 0
         draining, membership = handler.draining_members(), handler.membership
         moves = membership is not None and membership.head.moves

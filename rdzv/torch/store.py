@@ -18,6 +18,7 @@ from rdzv.config.config_errors import brief
 from rdzv.config.endpoint import split_url
 from rdzv.loop import BlockingSharedStore, Keys
 from rdzv.loop.rounds import make_handler
+from rdzv.shared_store.arguments import iterable_as_tuple
 from rdzv.torch.pytorch import QueueEmptyError, dist, patch_prefix_store
 from store import StoreError, StoreUsageError
 
@@ -191,6 +192,7 @@ class TorchStore(dist.Store):
             self.overheard_by(value)
         return value
 
+    @_with_torch_errors
     def __reduce__(self) -> tuple[Any, ...]:
         shared, origin = self._shared, self._origin
         if origin is None:
@@ -223,7 +225,8 @@ class TorchStore(dist.Store):
 
     def _batch_keys(self, keys: Iterable[str], within: float) -> Iterator[tuple[BlockingSharedStore, list[str], float]]:
         """Yield the keys in groups that fit in one request, each with the seconds left for all."""
-        shared, keys, deadline = self._client_for_this_process(), list(keys), time.monotonic() + within
+        shared, keys = self._client_for_this_process(), list(iterable_as_tuple(keys, "keys"))
+        deadline = time.monotonic() + within
         for first in range(0, max(len(keys), 1), shared.keys_max):
             some, left = keys[first : first + shared.keys_max], deadline - time.monotonic()
             if left < -OVERTIME:
@@ -231,12 +234,13 @@ class TorchStore(dist.Store):
             if first:
                 shared = shared.clone()
                 shared.set_timeout(max(left, 0.001))
-            yield shared, some, max(left, 0.001)
+            yield shared, some, max(left, min(within, 0.001))
 
     @_with_torch_errors
     def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys exist."""
-        for shared, some, left in self._batch_keys(keys, (timeout or self.timeout).total_seconds()):
+        timeout = self.timeout if timeout is None else timeout
+        for shared, some, left in self._batch_keys(keys, timeout.total_seconds()):
             shared.wait(some, left)
 
     @_with_torch_errors
@@ -248,7 +252,8 @@ class TorchStore(dist.Store):
     @_with_torch_errors
     def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
         """Write several values; at once, if they fit in one request."""
-        keys, values = list(keys), [self._show_to_observer(value) for value in values]
+        keys, values = iterable_as_tuple(keys, "keys"), iterable_as_tuple(values, "values")
+        values = [self._show_to_observer(value) for value in values]
         try:
             if len(keys) != len(values):
                 self._client_for_this_process().multi_set(keys, values)  # raises ValueError: the lengths differ
@@ -270,6 +275,7 @@ class TorchStore(dist.Store):
         """Return True."""
         return True
 
+    @_with_torch_errors
     def clone(self) -> TorchStore:
         """Return another store for the same keys and client, with its own timeout."""
         clone = TorchStore(self._client_for_this_process(), self.timeout)

@@ -504,6 +504,7 @@ def test_a_handler_that_was_shut_down_says_so(agents: Agents) -> None:
     handler = agents.add()
     agents.meet(handler)
     handler.shutdown()
+    assert handler.num_nodes_waiting() == 0
     with pytest.raises(api.RendezvousStateError, match="was shut down"):
         handler.next_rendezvous()
 

@@ -61,7 +61,9 @@ def calls(it: Any) -> list[Callable[[], Any]]:
         lambda: it.get("nope"),
         lambda: it.wait(["nope"]),
         lambda: it.wait(["nope"], SHORT / 2),
+        lambda: it.wait(["nope"], timedelta(0)),
         lambda: it.wait(["a", "b"]),
+        lambda: it.wait("ab"),
         lambda: it.wait([]),
         lambda: it.check([]),
         lambda: it.check(["a", "b"]),
@@ -86,6 +88,9 @@ def calls(it: Any) -> list[Callable[[], Any]]:
         lambda: it.multi_set(["m1", "m2"], ["1", b"2"]),
         lambda: it.multi_get(["m2", "m1"]),
         lambda: it.multi_get([]),
+        lambda: it.multi_get("ab"),
+        lambda: it.multi_set("ab", ["1", "2"]),
+        lambda: it.multi_set(["m1", "m2"], "12"),
         lambda: it.multi_set(["m1"], ["1", "2"]),
         it.has_extended_api,
         lambda: it.delete_key("m1"),
@@ -292,14 +297,14 @@ def test_of_a_finished_rounds_store_only_the_reason_is_kept(url: str, run_id: st
     """Every instance is kept, as C++ may hold its half. Regression: with client and buffers, a round left 100 kB."""
     with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1") as handler:
         shared = handler.next_rendezvous().store
-        ours = TorchStore(shared, SHORT)
+        ours = TorchStore.of_round(shared, SHORT, handler.store_settings)
         prefixed = dist.PrefixStore("p", ours)
         prefixed.set("a", "1")
         kept = weakref.ref(ours._client_for_this_process())
         ours.end("round 0 of run job")
         gc.collect()
         assert kept() is None
-        for use in (lambda: prefixed.set("a", "2"), lambda: ours.get("a"), lambda: ours.wait(["a"])):
+        for use in (lambda: prefixed.set("a", "2"), lambda: ours.wait(["a"]), ours.clone, lambda: pickle.dumps(ours)):
             with pytest.raises(dist.DistStoreError, match="round 0 of run job is over"):
                 use()
 
