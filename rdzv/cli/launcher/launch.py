@@ -181,9 +181,11 @@ class _Launcher:
         assert number is not None, "nobody else asks for it"
         log.warning("%s: this node leaves within %g s; again after a second: sooner", number.name, self._job.drain_in)
         try:
-            await handler.drain(within=self._job.drain_in, reason=f"{number.name} came")
-        except RendezvousError as error:
-            log.warning("that this node leaves cannot be announced: %s", error)
+            with anyio.fail_after(self._job.drain_in):
+                await handler.drain(within=self._job.drain_in, reason=f"{number.name} came")
+        except (RendezvousError, TimeoutError) as error:
+            why = str(error) or f"the store has not answered within {self._job.drain_in:g} s"
+            log.warning("that this node leaves cannot be announced: %s", why)
             self._stop(number)
 
     def _forward_signal(self, number: signal.Signals) -> None:

@@ -86,7 +86,7 @@ class WorkerStacks:
 
 
 def _rank_of(path: Path) -> str:
-    return path.name.rpartition(".")[0]  # any text: the process's environment may name anything as its RANK
+    return path.name.rpartition(".")[0]  # any text
 
 
 def _rank_pid_of(path: Path) -> tuple[int, int]:

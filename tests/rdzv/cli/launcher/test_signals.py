@@ -15,6 +15,7 @@ import rdzv
 from rdzv.cli.command import AGAIN_AFTER
 from tests.support.launched import WORKER, node, started
 from tests.support.processes import ROOT, free_port, start_python
+from tests.support.proxy import Proxy
 from tests.support.stores import until
 
 pytestmark = pytest.mark.some_here(3)
@@ -45,6 +46,17 @@ async def test_a_process_that_does_not_end_within_the_grace_is_killed(server: st
     async with node(f"{server}/job?min_nodes=1", "a", "--grace", "0.2", "--no-prefix", command=command) as a:
         await started(a)
         a.terminate()
+        await a.line(containing="asked to end by SIGTERM")
+        assert await a.wait() == 128 + signal.SIGTERM
+
+
+async def test_a_node_that_cannot_announce_its_leave_leaves_in_time_all_the_same(server: str) -> None:
+    flags, port = ("--drain-on", "TERM", "--drain-in", "0.3"), int(server.rpartition(":")[2])
+    async with Proxy("127.0.0.1", port) as proxy, node(f"tcp://127.0.0.1:{proxy.port}/j?min_nodes=1", "a", *flags) as a:
+        await started(a)
+        proxy.black_hole()
+        a.terminate()
+        await a.says("cannot be announced: the store has not answered within 0.3 s")
         await a.line(containing="asked to end by SIGTERM")
         assert await a.wait() == 128 + signal.SIGTERM
 
