@@ -176,13 +176,17 @@ async def _serve_store(options: argparse.Namespace) -> int:
 
 async def _serve_as_one_of_hosts(options: argparse.Namespace, stop: asyncio.Event) -> int:
     """Serve the store while no other host of `--hosts` does, until `stop` is set."""
+    if options.port_file:
+        raise RendezvousSettingsError("--port-file is for one host; leave it out, as the ports are in --hosts")
     given = {name: getattr(options, name) for name in ("insecure", "http_port", "data_dir")}
     given |= {"limits": _limits_from_options(options), "close_timeout": ENDS_WITHIN}
     settings = _settings_of_options(f"{'tcps' if options.cert else 'tcp'}://{options.hosts}/any", options, **given)
     if not settings.endpoint.has_successors:
         raise RendezvousSettingsError(f"--hosts={options.hosts[:80]} names one host; give --host and --port for that")
     credentials = Credentials(settings)
+    call_on_signal(signal.SIGHUP, _reload_credentials, credentials, credentials.server_tls())
     succession = HostSuccession(settings, credentials, lambda _: make_client(settings, credentials), random.Random())
+    beating = asyncio.create_task(_notify_watchdog(), name="tell the watchdog that this loop runs")
     said = ""
     try:
         while not stop.is_set():
@@ -196,6 +200,7 @@ async def _serve_as_one_of_hosts(options: argparse.Namespace, stop: asyncio.Even
                 await stop.wait()
         notify_service_manager("STOPPING=1")
     finally:
+        await cancel_and_wait(beating)
         await succession.aclose()
     return DONE
 
