@@ -66,45 +66,40 @@ def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Ite
         defaults.update(rank_order="requested", requested_rank=rank)
     given = parameters.keys()
     overrides = {name: value for name, value in defaults.items() if given.isdisjoint((name, *PARAMETERS[name].aliases))}
-    joined = _InitMethodRun.get_or_join(replace(parts, parameters=parameters).url, overrides)
+    run = _InitMethodRun.of_url(replace(parts, parameters=parameters).url, overrides)
     while True:
-        yield joined.next_round(timeout, segments, expected_rank=rank, expected_size=size)
+        yield run.next_round(timeout, segments, expected_rank=rank, expected_size=size)
 
 
 class _InitMethodRun:
-    """A run that this process has joined by `init_process_group`; a thread leaves it at the main thread's end."""
+    """A run that this process joins by `init_process_group`; a thread leaves it at the main thread's end."""
 
     _all: Final[dict[tuple[int, str], _InitMethodRun]] = {}
 
     @classmethod
-    def get_or_join(cls, url: str, overrides: Mapping[str, Any]) -> _InitMethodRun:
+    def of_url(cls, url: str, overrides: Mapping[str, Any]) -> _InitMethodRun:
         """Return the run of this URL in this process; a parent's before `fork()` does not count."""
-        key = os.getpid(), url
-        joined = cls._all.get(key)
-        if joined is None:
-            joined = cls._all[key] = cls(url, overrides)
-        return joined
+        return cls._all.setdefault((os.getpid(), url), cls(url, overrides))
 
     def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
+        self._url, self._overrides = url, overrides
         self._settings = make_handler(url, overrides).settings
         self._round: tuple[sync.RendezvousInfo, dist.Store] | None = None
         self._used: set[str] = set()  # the URL segments with which this round was returned
         self._stack = contextlib.ExitStack()
-        try:
-            self._handler = self._stack.enter_context(sync.connect(url, **overrides))
-        except ours.RendezvousError as error:
-            raise_as_torch(error)
-        threading.Thread(target=self._leave_with_main_thread, name="leave with main thread").start()
+        self._handler: sync.Handler | None = None
+        self._joining = threading.Lock()  # per run: a join may wait for other nodes
 
     def next_round(
         self, timeout: timedelta, segments: str, *, expected_rank: int, expected_size: int
     ) -> tuple[dist.Store, int, int]:
         """Return store, rank and world size of the next round; of the current round if the segments are new in it."""
-        if self._round is None or segments in self._used:
-            self._used.clear()
-            self._round = self._join_round(timeout)
-        self._used.add(segments)
-        info, store = self._round
+        with self._joining:
+            if self._round is None or segments in self._used:
+                self._used.clear()
+                self._round = self._join_round(timeout)
+            self._used.add(segments)
+            info, store = self._round
         for name, expected, got in (("rank", expected_rank, info.rank), ("world_size", expected_size, info.world_size)):
             if expected not in (-1, got):
                 raise dist.DistStoreError(
@@ -115,6 +110,9 @@ class _InitMethodRun:
 
     def _join_round(self, timeout: timedelta) -> tuple[sync.RendezvousInfo, dist.Store]:
         try:
+            if self._handler is None:
+                self._handler = self._stack.enter_context(sync.connect(self._url, **self._overrides))
+                threading.Thread(target=self._leave_with_main_thread, name="leave with main thread").start()
             info = self._handler.next_rendezvous()
             if self._round is not None and isinstance(self._round[1], TorchStore):
                 self._round[1].end(f"a round before round {info.round} of run {info.run_id}")

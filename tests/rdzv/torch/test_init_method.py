@@ -18,6 +18,24 @@ async def test_gloo_groups_form_and_end_over_our_store(way: str, size: int, url:
         assert f"all {size} are done" in group.output
 
 
+THREADS = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+import torch.distributed as dist
+import rdzv.torch
+rdzv.torch.register_init_method()
+with ThreadPoolExecutor() as pool:
+    made = pool.map(lambda name: next(dist.rendezvous(sys.argv[1] % name, timeout=timedelta(seconds=60)))[1:], "ab")
+print("made", *made, flush=True)
+"""
+
+
+async def test_two_threads_that_make_groups_at_once_are_one_member(url: str, run_id: str) -> None:
+    async with start_python("-c", THREADS, f"rdzv{url.removeprefix('tcp')}/{run_id}/%s?min_nodes=1") as child:
+        await child.line("made (0, 1) (0, 1)", timeout=30)
+
+
 def test_the_package_does_not_need_torch() -> None:
     assert rdzv.__file__
     assert "torch" not in vars(rdzv)["__all__"]
