@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qs, quote, urlencode
+from urllib.parse import quote, urlencode
 
 from rdzv import RendezvousSettingsError
-from rdzv.config.settings import parse
+from rdzv.config.endpoint import split_url
+from rdzv.config.settings import PARAMETERS, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -55,8 +56,9 @@ def slurm_url(word: str, environment: Mapping[str, str]) -> str:
         parameters["node_id"] = node
     if switch := _nearest_switch(environment):
         parameters["attributes"] = f"switch:{switch}"
-    given = {name: values[-1] for name, values in parse_qs(word.partition("?")[2], keep_blank_values=True).items()}
-    if "attributes" in given and switch:
+    given = dict(split_url(f"tcp://slurm?{word.partition('?')[2]}").parameters)
+    parameters = {name: own for name, own in parameters.items() if given.keys().isdisjoint(PARAMETERS[name].aliases)}
+    if "attributes" in given and switch and ",switch:" not in f",{given['attributes']}":
         given["attributes"] = f"{given['attributes']},switch:{switch}"
     endpoint = given.pop("store", "").rstrip("/")
     run_id = f"slurm-{job}.{environment.get('SLURM_STEP_ID', '0')}"

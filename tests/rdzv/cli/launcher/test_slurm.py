@@ -48,11 +48,19 @@ def test_a_job_that_was_requeued_has_a_run_of_its_own(word: str, restarts: str, 
     assert urlsplit(slurm_url(word, step)).path == f"/slurm-{run_id}"
 
 
-def test_given_parameters_take_precedence_and_attributes_are_joined() -> None:
-    given = parse_qs(urlsplit(slurm_url("slurm?min_nodes=2&attributes=rack:r1", STEP)).query)
-    assert given["min_nodes"] == ["2"]
-    assert given["max_nodes"] == ["4"]
-    assert given["attributes"] == ["rack:r1,switch:leaf7"]
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("min_workers=2", {"min_nodes": 2, "max_nodes": 4}),
+        ("attributes=rack:r1", {"attributes": {"rack": "r1", "switch": "leaf7"}}),
+        ("attributes=switch:mine&token_file=/to+ken", {"attributes": {"switch": "mine"}, "token_file": "/to+ken"}),
+    ],
+)
+def test_given_parameters_take_precedence_and_attributes_are_joined(query: str, expected: dict[str, object]) -> None:
+    settings = parse(slurm_url(f"slurm?insecure=1&{query}", STEP), {}, {})
+    assert {name: getattr(settings, name) for name in expected} == expected
+    with pytest.raises(RendezvousSettingsError, match="is in the URL twice"):
+        slurm_url(f"slurm?{query}&{query}", STEP)
 
 
 def test_an_allocation_without_topology_or_gpus_will_do() -> None:
