@@ -86,12 +86,14 @@ async def _run_doctor(options: argparse.Namespace) -> int:
     with anyio.move_on_after(options.timeout) as limit:
         await _run_checks(options, checks)
     if limit.cancelled_caught:
-        found = f"the store took the connection, and then did not answer in time ({options.timeout:g} s in all)"
+        found = "the store took the connection, and then did not answer"
         remedy = (
             "it is overloaded; or large packets are lost on the way: see that the MTU is the same everywhere, and that "
             "no firewall drops ICMP's word that a packet is too large"
         )
-        checks.append(Check("timeout", found, remedy))
+        if not any(check.name == "port" and check.passed for check in checks):
+            found, remedy = "no port was reached", "let the ports through the firewall, or give more time: --timeout 30"
+        checks.append(Check("timeout", f"{found} in time ({options.timeout:g} s in all)", remedy))
     good, node = all(check.passed for check in checks), socket.gethostname()
     if options.json:
         told = {"version": VERSION, "node": node, "url": options.url, "release": __version__, "good": good}
@@ -105,17 +107,18 @@ async def _run_checks(options: argparse.Namespace, checks: list[Check]) -> None:
     settings = with_full_paths(url_settings(options.url, expected_file=options.expected))
     url, run_id = settings.endpoint.url, split_url(options.url).run_id
     own_address, step = "", options.timeout / STEPS
+    each = step / len(settings.endpoint.hosts)
     replies = await ask_hosts_for_answers(settings, Credentials(settings))
     answers = {host: asked.answer for host, asked in replies.items()}
     for host, port in settings.endpoint.hosts:
-        addresses = await _check_dns(host, port, checks, timeout=step)
+        addresses = await _check_dns(host, port, checks, timeout=each)
         where = join_host_port(host, port)
         answer = answers.get(where, Answer.SERVES)
         if answer is not Answer.SERVES:  # a host without a store should answer that, or refuse
             remedy = f"{IF_SILENT} {where}" if answer is Answer.SILENT else ""
             checks.append(Check("host", f"{where} {replies[where]}{PROVES * (answer is Answer.REFUSED)}", remedy))
         elif addresses:
-            reached_from, check = await _probe_port(host, port, addresses, step, etcd=is_etcd_url(url))
+            reached_from, check = await _probe_port(host, port, addresses, each, etcd=is_etcd_url(url))
             checks.append(check)
             own_address = reached_from or own_address
         if addresses and not is_etcd_url(url):

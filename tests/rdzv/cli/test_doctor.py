@@ -174,6 +174,16 @@ async def test_an_error_in_the_last_check_does_not_hide_the_earlier_checks(
     ]
 
 
+@pytest.mark.parametrize(("timeout", "words", "count"), [(3.0, "does not answer", 3), (0.0, "no port was reached", 1)])
+async def test_each_host_whose_packets_are_lost_is_named(
+    timeout: float, words: str, count: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("anyio.connect_tcp", lambda *_: asyncio.sleep(3600))
+    url = "etcd://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3/job"
+    assert await doctor._run_doctor.run(argparse.Namespace(url=url, timeout=timeout, expected=None, json=False)) == 1
+    assert capsys.readouterr().out.count(words) == count
+
+
 def test_gloo_is_checked_against_the_addresses_of_the_hosts_own_name() -> None:
     good = doctor.check_gloo_listens_at("gpu-1", ["10.0.0.1", "fd00::1"], "10.0.0.1", chosen=None)
     assert good.passed
