@@ -19,10 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
-from urllib.parse import quote
 
 from rdzv.config.config_errors import refuse
-from rdzv.config.endpoint import split_url
+from rdzv.config.endpoint import quote_part, split_url
 from rdzv.config.parameters import Parameter, Source
 from rdzv.config.rules import check_sizes
 from rdzv.config.settings import PARAMETERS, find_parameter
@@ -84,7 +83,7 @@ class RendezvousParameters:
         self.local_addr = local_addr
         self.config = config
         if url is None:
-            url = f"{backend}://{endpoint}/{quote(run_id, safe='')}"
+            url = f"{backend}://{endpoint}/{quote_part(run_id)}"
             overrides = {"min_nodes": min_nodes, "max_nodes": max_nodes, "address": local_addr, **config}
         self.url = url
         self.overrides: Mapping[str, Any] = MappingProxyType(

@@ -102,14 +102,15 @@ _HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(:(?P<port>
 
 def _parse_host_and_port(text: str, default_port: int) -> tuple[str, int]:
     match = _HOST_AND_PORT.fullmatch(text)
-    host = unquote(match["host"]) if match else ""
-    if host.startswith("["):
-        host, is_host = host[1:-1], False
-        with contextlib.suppress(ValueError):
+    host, is_host = unquote(match["host"]) if match else "", False
+    with contextlib.suppress(ValueError):  # UnicodeError: no resolver takes the name
+        if host.startswith("["):
+            host = host[1:-1]
             mapped = ipaddress.IPv6Address(host).ipv4_mapped
             host, is_host = str(mapped or host), True  # as IPv4: an IPv6-only socket rejects IPv4-mapped addresses
-    else:
-        is_host = re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host) is not None  # DNS names, roughly, and IPv4
+        else:
+            host.encode("idna")
+            is_host = re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host) is not None  # DNS names, roughly, and IPv4
     if not match or not is_host:
         refuse(
             f"{brief(text)} in the URL must be a host name or an IP address, and perhaps a port; "
@@ -121,13 +122,16 @@ def _parse_host_and_port(text: str, default_port: int) -> tuple[str, int]:
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         refuse(
             f"the port {brief(port)} of {brief(host)} in the URL must be a whole number from 1 to 65535; "
-            f"leave it out for {default_port}"
+            f"leave it out for {default_port or _TCP.port}"
         )
     return host, int(port)
 
 
 def _join_host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+quote_part: Final = functools.partial(quote, safe="", errors="surrogatepass")  # `split_url` refuses lone surrogates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +146,8 @@ class UrlParts:
     @property
     def url(self) -> str:
         """The URL of these parts."""
-        query = "&".join(f"{name}={quote(value, safe='')}" for name, value in self.parameters.items())
-        return f"{self.scheme}://{self.authority}/{quote(self.run_id, safe='')}" + (f"?{query}" if query else "")
+        query = "&".join(f"{name}={quote_part(value)}" for name, value in self.parameters.items())
+        return f"{self.scheme}://{self.authority}/{quote_part(self.run_id)}" + (f"?{query}" if query else "")
 
 
 # RFC 3986's pattern (appendix B). Schemes may also contain underscores, as the names of PyTorch's backends do.

@@ -1,5 +1,6 @@
 """Endpoints: how URLs are split, and the message for each kind of wrong URL."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,6 +86,9 @@ def test_every_scheme_has_a_port_and_a_prefix() -> None:
         (f"etcd://{'a' * 64}.example/r", ("host name",)),
         ("tcp://a,b:1,a:1/r", ("a:1", "twice", "each host once")),
         ("tcp://a/%ff", ("run_id", "UTF-8", "%C3%A4")),
+        ("tcp://\u05d0a,b/r", ("host name",)),  # no resolver takes it: letters of both directions
+        ("tcp://a,b:99999/r", ("99999", "leave it out for 29400")),
+        (replace(split_url(TCP), run_id="\udcff\ud800").url, ("run_id", "UTF-8")),
         (TCP + "?ttl", ("ttl", "write ttl=VALUE")),
         (TCP + "?=5", ("=5", "write name=VALUE")),
         (TCP + "?ttl=5&ttl=5", ("ttl", "twice", "leave one out")),
