@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import secrets
 from typing import TYPE_CHECKING, Final
@@ -218,8 +219,8 @@ async def _print_stacks(options: argparse.Namespace) -> int:
 def to_rate(text: str) -> float:
     """Read a mean rate per second (`1/10m` is once in ten minutes); raise ArgumentTypeError for other texts."""
     count, _, within = text.partition("/")
-    if count.isdecimal() and int(count) and within and (seconds := duration(within)) > 0:
-        return float(int(count) / seconds)
+    if count.isdecimal() and within and (seconds := duration(within)) > 0 and 0 < float(count) / seconds < math.inf:
+        return float(float(count) / seconds)
     raise argparse.ArgumentTypeError(f"{text[:80]!r} must say how often: 1/10m is once in ten minutes")
 
 

@@ -79,9 +79,9 @@ class _MonitoringPages:
             web.get("/readyz", self._answer_ready),
             web.get("/metrics", self._answer_metrics),
             web.get("/api/runs", self._answer_all_runs),
-            web.get("/api/runs/{run_id}", self._answer_one_run),
-            web.get("/api/runs/{run_id}/{what:timeline|history}", self._answer_history),
-            web.get("/api/events", self._stream_events),
+            web.get("/api/runs/{run_id:[^/]+}", self._answer_one_run),
+            web.get("/api/runs/{run_id:[^/]+}/{what:timeline|history}", self._answer_history),
+            web.get("/api/events", self._stream_events, allow_head=False),
         ]
 
     async def _show_page(self, _: web.Request) -> web.Response:

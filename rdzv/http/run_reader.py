@@ -154,7 +154,7 @@ class RunReader:
 
     async def web_page_state(self, run_id: str) -> dict[str, Any] | None:
         """Return one run for the page, without values that time alone changes; None if the run does not exist."""
-        if not await self.client.count(Keys(self._prefix, run_id).root):
+        if not await self._exists(run_id):
             return None
         return await self._cached(f"{run_id}/", partial(self._read_web_page_state, run_id))
 
@@ -168,8 +168,11 @@ class RunReader:
         return await read_history(self.client, keys), await read_run_time(self.client, keys)
 
     async def _check_run_exists(self, run_id: str) -> None:
-        if not await self.client.count(Keys(self._prefix, run_id).root):
+        if not await self._exists(run_id):
             raise NoSuchRun(run_id)
+
+    async def _exists(self, run_id: str) -> bool:
+        return "/" not in run_id and bool(await self.client.count(Keys(self._prefix, run_id).root))
 
 
 def _is_usage_unchanged(before: RunUsage, now: RunUsage) -> bool:

@@ -87,6 +87,7 @@ def status_of(*arguments: str) -> object:
         ("serve", "--port", "70000"),
         ("chaos", "tcp://127.0.0.1:1/job", "--kill", "1/1s"),
         ("chaos", "tcp://127.0.0.1:1/job", "--kill", "0/1s", "--yes"),
+        ("chaos", "tcp://127.0.0.1:1/job", "--kill", f"{10**400}/1s", "--yes"),
         ("forget", "tcp://127.0.0.1:1"),
         ("-v",),
         ("nonsense",),

@@ -108,7 +108,7 @@ async def test_health_metrics_and_runs_are_answered() -> None:
 
 async def test_the_closing_of_a_run_is_told_in_fields_and_open_runs_come_first() -> None:
     async with served() as (server, url), aiohttp.ClientSession(url) as session, asyncio.timeout(LIMIT):
-        for run_id, verdict in (("aaa", {}), ("bbb", {"status": 93})):
+        for run_id, verdict in (("{aaa}", {}), ("bbb", {"status": 93})):
             async with rdzv.connect(f"{server.url}/{run_id}?min_nodes=1&max_nodes=1", is_host=False) as handler:
                 await handler.next_rendezvous()
                 await (handler.give_up("NaN", **verdict) if verdict else handler.set_closed("done"))
@@ -119,7 +119,11 @@ async def test_the_closing_of_a_run_is_told_in_fields_and_open_runs_come_first()
             assert over["state"]["words"] == ("Given up" if verdict else "Closed: done")
         history = json.loads(await answered(session, "/api/runs/bbb/history"))
         assert [one["size"] for one in history["rounds"]] == [1]
-        await answered(session, "/api/runs/ccc/history", status=404)
+        for path in ("ccc/history", "bbb%2Fnodes", "bbb%2Fnodes/history"):
+            await answered(session, f"/api/runs/{path}", status=404)
+        assert (await session.head("/api/events")).status == 405
+        async with session.get("/api/events?run=bbb%2Fhead") as answer:
+            assert (await anext(read_events(answer.content)))["run"] is None
         async with node(server, "a") as handler:
             await handler.next_rendezvous()
             await asyncio.sleep(app.LOOK_EVERY)  # answers are cached for a moment
