@@ -21,6 +21,7 @@ from rdzv.backends.hosting import CALL_TIMEOUT, OneHostStarter
 from rdzv.backends.monitoring import make_metrics_starter
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.backends.succession import HostSuccession
+from rdzv.config.endpoint import SCHEMES
 from rdzv.config.settings import Settings, parse
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.handler import Handler
@@ -274,10 +275,5 @@ def create_etcd_handler(parameters: RendezvousParameters) -> Handler:
     )
 
 
-for _scheme, _creator in (
-    ("tcp", create_tcp_handler),
-    ("tcps", create_tcp_handler),
-    ("etcd", create_etcd_handler),
-    ("etcds", create_etcd_handler),
-):
-    rendezvous_handler_registry.register(_scheme, _creator)
+for _scheme, _about in SCHEMES.items():
+    rendezvous_handler_registry.register(_scheme, create_tcp_handler if _about.family == "tcp" else create_etcd_handler)
