@@ -13,7 +13,7 @@ from store.errors import NotPicklable
 from store.printable import make_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from rdzv.core.keys import Keys
     from rdzv.core.round import Participant, Round
@@ -216,10 +216,10 @@ class _OneTimeListener(Generic[T]):
                 log.exception("a callback of a round has failed")
 
 
-def _missing_node_details(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
-    missing = [one for one in progress.absent.missing if one.node_id in node_ids]
+def _gone_details(progress: Progress, ids: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str], dict[str, str]]:
+    missing = [one for one in progress.absent.missing if one.node_id in ids]
     addresses = {one.node_id: one.address for one in missing if one.address}
-    return addresses, {one.node_id: one.why for one in missing if one.why}
+    return ids, addresses, {one.node_id: one.why for one in missing if one.why}
 
 
 def round_exceeds_max_nodes(round: Round, resized: Resized | None) -> bool:
@@ -239,12 +239,9 @@ def unreported_changes(
     progress = head.progress
     if round is not None and progress is not None and progress.round == round.number:
         if progress.lost and node_id not in progress.lost_ids:
-            all_of_it.append(
-                NodesLost(progress.lost, progress.lost_ids, *_missing_node_details(progress, progress.lost_ids))
-            )
+            all_of_it.append(NodesLost(progress.lost, *_gone_details(progress, progress.lost_ids)))
         if progress.departed:
-            ids = progress.departed_ids
-            all_of_it.append(NodesLeft(progress.departed, ids, *_missing_node_details(progress, ids)))
+            all_of_it.append(NodesLeft(progress.departed, *_gone_details(progress, progress.departed_ids)))
         if progress.waiting or any(isinstance(change, NodesWaiting) for change in seen):
             all_of_it.append(NodesWaiting(progress.waiting))
         # `Draining` names only members, although waiting nodes and former members may be drained, too.
