@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from store.messages import Entry, Event, key_size
@@ -205,8 +206,8 @@ class SortedKeys:
             chunk = self._chunks[at]
             end = min(place + most - len(found), len(chunk))
             if end > place and not chunk[end - 1].startswith(prefix):
-                size = len(prefix)
-                return found + chunk[place : bisect_right(chunk, prefix, place, end, key=lambda key: key[:size])]
+                prefix_part = itemgetter(slice(len(prefix)))
+                return found + chunk[place : bisect_right(chunk, prefix, place, end, key=prefix_part)]
             found += chunk[place:end]
             at, place = at + 1, 0
         return found
@@ -219,11 +220,7 @@ class SortedKeys:
         """Return the chunks with keys under `prefix`, the first key's index in its chunk, and the keys' number."""
         if not self._chunks:
             return [], 0, 0
-        size = len(prefix)
-
-        def prefix_part(key: str) -> str:
-            return key[:size]
-
+        prefix_part = itemgetter(slice(len(prefix)))
         first = self._chunk_index(prefix)
         last = max(bisect_right(self._firsts, prefix, key=prefix_part) - 1, first)
         place = bisect_left(self._chunks[first], prefix)
@@ -240,7 +237,4 @@ class SortedKeys:
         return shared
 
     def _chunk_index(self, key: str) -> int:
-        at = bisect_left(self._firsts, key)
-        if at < len(self._firsts) and self._firsts[at] == key:
-            return at
-        return max(at - 1, 0)
+        return max(bisect_right(self._firsts, key) - 1, 0)
