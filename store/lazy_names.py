@@ -37,7 +37,4 @@ def lazy_names(
         vars(sys.modules[package])[name] = loaded
         return loaded
 
-    def names_for_dir() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home_of})
-
-    return load_name, names_for_dir, sorted(home_of)
+    return load_name, lambda: sorted({*vars(sys.modules[package]), *home_of}), sorted(home_of)

@@ -18,9 +18,7 @@ def printable(text: str, *, most: int = LETTERS_MOST) -> str:
     r"""Return a text with its control characters escaped as Python writes them (`\x1b`), and shortened."""
     if len(text) > most:
         text = f"{text[:most]}..."
-    if text.isprintable():
-        return text
-    return "".join(map(_escape_letter, text))
+    return text if text.isprintable() else "".join(map(_escape_letter, text))
 
 
 def make_logger(name: str) -> logging.Logger:
@@ -50,8 +48,7 @@ def plural(count: int, what: str = "node") -> str:
 def time_text(seconds: float) -> str:
     """Return a duration in words: "9 min 50 s", "10 s", "2 h"."""
     whole = round(seconds)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    parts = ((hours, "h"), (minutes, "min"), (rest, "s"))
+    parts = ((whole // 3600, "h"), (whole // 60 % 60, "min"), (whole % 60, "s"))
     return " ".join(f"{number} {unit}" for number, unit in parts if number) or "0 s"
 
 

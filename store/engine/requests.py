@@ -185,9 +185,7 @@ class RequestExecutor:
 
     def _delete_older(self, request: messages.DeleteOlder) -> messages.DeletedOlder:
         # If the reply named a revision after the store's, clients would reject the store as an old copy (S10).
-        newest = self._keys.revision
-        if request.revision is not None:
-            newest = min(newest, request.revision)
+        newest = self._keys.revision if request.revision is None else min(self._keys.revision, request.revision)
         most, entries = self._state.writes_max, self._keys.entries
         looked_at = self._keys.index.page(request.prefix, after=request.after or None, most=most)
         keys = [key for key in looked_at if entries[key].mod_revision <= newest]

@@ -169,8 +169,7 @@ class Snapshots:
         """For snapshots, keep a key's chunk if the index changes; return True if a snapshot may still read `before`."""
         newest = next(reversed(self.unread)).revision
         if index_changes:
-            keys = self._keys
-            shared = keys.index.copy_shared_chunk(key, shared_until=newest, revision=keys.revision + 1)
+            shared = self._keys.index.copy_shared_chunk(key, shared_until=newest, revision=self._keys.revision + 1)
             if shared is not None:
                 self._counted += shared.__sizeof__()
         if before is None or before.mod_revision > newest:

@@ -116,13 +116,7 @@ class Waits:
 
     def find_affected_waits(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
         """Return where the affected waits are registered: pairs of an index (`_at` or `_under`) and a key in it."""
-        found = []
-        for change in changes:
-            if change.key in self._at:
-                found.append((self._at, change.key))
-            if change.key in self._under:
-                found.append((self._under, change.key))
-        return found
+        return [(places, each.key) for each in changes for places in (self._at, self._under) if each.key in places]
 
     def is_registered(self, watcher: Watcher) -> bool:
         """Return False if a wait is postponed: it is then unregistered at a changed key."""

@@ -84,8 +84,7 @@ class ReadOperations:
                 if failure.trouble is not FailureKind.COMPACTED:
                     raise
             else:
-                entries = tuple(entry for page, _ in pages for entry in page)
-                return Listing(entries=entries, revision=pages[-1][1])
+                return Listing(entries=tuple(entry for page, _ in pages for entry in page), revision=pages[-1][1])
 
     async def pages(
         self, prefix: str, guard: tuple[Condition, ...], deadline: float, *, keys_only: bool = False

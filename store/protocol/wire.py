@@ -204,10 +204,8 @@ def version_error_text(oldest: int, newest: int, *, server: bool) -> str:
     """Return the error message for a peer (the `server`, or a client) that shares no version with this release."""
     theirs = f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
     ours = f"version {VERSION}" if VERSION_MIN == VERSION else f"versions {VERSION_MIN} to {VERSION}"
-    if server:
-        said = f"this client speaks {ours} of the protocol, the server {theirs}"
-    else:
-        said = f"this server speaks {ours} of the protocol, the client {theirs}"
+    here, there = ("client", "server") if server else ("server", "client")
+    said = f"this {here} speaks {ours} of the protocol, the {there} {theirs}"
     behind = "client" if server == (oldest > VERSION) else "server"
     return f"{said}: upgrade the {behind}, or install the same release of rdzv on both sides"
 

@@ -88,8 +88,7 @@ class _TimedRequests:
         return (await self(Get(key))).entry
 
     async def list_keys(self, prefix: str) -> list[Entry]:
-        listing = await self(List(prefix=prefix, keys_only=True))
-        return [entry for entry in listing.entries if entry is not None]
+        return [entry for entry in (await self(List(prefix=prefix, keys_only=True))).entries if entry is not None]
 
     async def wait_for_change(self, conditions: Sequence[Condition]) -> None:
         with contextlib.suppress(ConditionFailed):

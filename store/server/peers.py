@@ -75,11 +75,8 @@ class Peers:
             return
         peer = None if snapshots.oldest_snapshot is None else self.by_id.get(snapshots.oldest_snapshot.reader)
         if peer is not None and not peer.gone:
-            self.table.log_refusal(
-                "%s is disconnected: %d bytes are kept for unread listings, its the oldest",
-                peer.name,
-                snapshots.held_bytes,
-            )
+            why = "%s is disconnected: %d bytes are kept for unread listings, its the oldest"
+            self.table.log_refusal(why, peer.name, snapshots.held_bytes)
             peer.abort()
 
     def close_costliest_inboxes(self, now: float) -> None:

@@ -216,8 +216,7 @@ def channel_credentials(context: ssl.SSLContext) -> grpc.ChannelCredentials:
 
 
 def _read_first_file(paths: Iterable[str | None]) -> bytes | None:
-    for path in paths:
-        if path is not None:
-            with contextlib.suppress(OSError):
-                return Path(path).read_bytes()
+    for path in filter(None, paths):
+        with contextlib.suppress(OSError):
+            return Path(path).read_bytes()
     return None

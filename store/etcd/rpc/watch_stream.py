@@ -62,9 +62,7 @@ class WatchStream:
 
     def dispatch(self, message: pb.WatchResponse) -> None:
         """Pass a message on to its reader."""
-        id = message.watch_id
-        if message.created and self._opening:
-            id = self._opening.popleft()
+        id = self._opening.popleft() if message.created and self._opening else message.watch_id
         subscription = self.subscriptions.get(id)
         if subscription is None:
             return  # the watch has ended
