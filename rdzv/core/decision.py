@@ -254,6 +254,7 @@ def _progress_of(view: TermView, rules: Rules, *, closed: bool, now: float, drai
     spares = min(live + joined - room, joined) if room else 0
     spares_after, spare_ids = _find_spares(view, rules, spares)
     left_out = len(view.left_out)
+    given_up = min(view.gave_up.values(), key=lambda record: (not record.unreached, record.arrival), default=None)
     return Progress(
         phase=phase,
         round=view.last_number,
@@ -272,17 +273,12 @@ def _progress_of(view: TermView, rules: Rules, *, closed: bool, now: float, drai
         departed_ids=tuple(view.departed),
         last_arrival=next(reversed(view.waiting.values())).arrival if view.waiting else 0,
         absent=view.absences.make_report(now=now, staying=_live_member_addresses(view, joined - spares)),
-        given_up=_run_given_up_reason(view),
+        given_up=given_up.gave_up[:GIVEN_UP_MOST] if given_up is not None else "",
         why_lost=tuple((name, why) for name, why in view.why_lost.items() if name in view.lost)[:NAMED_OF_MANY],
         standstill=view.standstill if live else "",
         left_early=view.left_early,
         draining=tuple(sorted(node_id for node_id in drained if node_id in view.live))[:NAMED_MOST],
     )
-
-
-def _run_given_up_reason(view: TermView) -> str:
-    told = view.gave_up.values()
-    return min(told, key=lambda record: (not record.unreached, record.arrival)).gave_up[:GIVEN_UP_MOST] if told else ""
 
 
 def _live_member_addresses(view: TermView, coming: int) -> dict[str, str]:

@@ -115,7 +115,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
 
     for chapter, length in zip(history.chapters, round_lengths(history.chapters, now), strict=True):
         gone = {node_id: one for one in chapter.incidents if one.kind in ("lost", "left") for node_id in one.node_ids}
-        stopped = min(_trained_seconds(chapter, length), length)
+        stopped = _trained_seconds(chapter, length)
         text = f"round {chapter.number}: {plural(chapter.size)}"
         bands.append((*_new_span("round", began, stopped, text), chapter.number, chapter.size))
         if length > stopped:

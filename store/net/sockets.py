@@ -252,9 +252,7 @@ def _close_in_child() -> None:
     for socks in list(_owned.values()):
         for sock in socks:
             with contextlib.suppress(OSError, ValueError):
-                number = sock.fileno()
-                if number >= 0:
-                    os.dup2(null, number, inheritable=False)
+                os.dup2(null, sock.fileno(), inheritable=False)  # an OSError for -1: the socket is closed
     os.close(null)
     _owned.clear()
 
