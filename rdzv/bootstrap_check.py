@@ -83,14 +83,10 @@ async def check_rank0_reach(
 
 async def is_host_reachable(host: str, port: int) -> bool:
     """Return True if a machine accepts or refuses a connection within `WITHIN` seconds: the network leads to it."""
-    with anyio.move_on_after(WITHIN):
-        try:
+    with anyio.move_on_after(WITHIN), contextlib.suppress(OSError):
+        with contextlib.suppress(ConnectionRefusedError):
             _, writer = await asyncio.open_connection(host, port)
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-        writer.close()
+            writer.close()
         return True
     return False
 

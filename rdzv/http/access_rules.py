@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hmac
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -71,14 +72,12 @@ def access_rules_for(host: str, *, token: Secret, secure: bool, insecure: bool) 
 
 
 def _basic_auth_password(secret: bytes) -> bytes:
-    try:
+    with contextlib.suppress(binascii.Error):
         return base64.b64decode(secret, validate=True).partition(b":")[2]
-    except binascii.Error:
-        return b""
+    return b""
 
 
 def _is_loopback_host(host: str) -> bool:
-    try:
+    with contextlib.suppress(ValueError):
         return is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        return False
+    return False

@@ -184,11 +184,10 @@ def _supervise_group(group: int, control: int, child_ended: int) -> int:
 
 
 def _signal_group(group: int, number: int) -> bool:
-    try:
+    with contextlib.suppress(OSError):  # the group has ended; or, on macOS, is not reaped yet
         os.killpg(group, number)
-    except OSError:  # the group has ended; or, on macOS, is not reaped yet
-        return False
-    return True
+        return True
+    return False
 
 
 def _exit_like_child(status: int) -> NoReturn:

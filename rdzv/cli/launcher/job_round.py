@@ -265,10 +265,8 @@ class JobRound:
 
     def _forwarded_signal_of(self, process: Process) -> signal.Signals | None:
         """Return the passed-on signal that ended a process, if any; a shell exits with 128 plus the signal."""
-        for number in self._passed_on:
-            if process.status in (-number, SIGNALLED + number):
-                return signal.Signals(number)
-        return None
+        ended_by = (number for number in self._passed_on if process.status in (-number, SIGNALLED + number))
+        return next(map(signal.Signals, ended_by), None)
 
     def _failure_of(self, process: Process) -> GiveUp | str:
         assert process.status is not None
@@ -290,10 +288,9 @@ class JobRound:
         return not self._membership.beats.is_first_step
 
     def _checkpoint_mtime(self) -> int:
-        try:
+        with contextlib.suppress(OSError):
             return os.stat(self._workplace.checkpoint_file).st_mtime_ns
-        except OSError:
-            return -1
+        return -1
 
     def _running_processes(self) -> list[Process]:
         return [process for process in self._processes if process.status is None]

@@ -112,10 +112,9 @@ def _lock_holder(path: Path) -> int | None:
 
 
 def _dump_size(path: Path) -> int:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return path.stat().st_size
-    except FileNotFoundError:
-        return -1  # the process has ended
+    return -1  # the process has ended
 
 
 def _describe_process(path: Path, pid: int) -> str:

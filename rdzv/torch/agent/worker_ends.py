@@ -79,10 +79,7 @@ class WorkerEnds:
 
 def _exit_status_of_pidfd(file: int) -> int:
     """Return the exit status of a pidfd's process, negative for a signal; 0 if the agent has reaped it."""
-    try:
-        ended = os.waitid(os.P_PIDFD, file, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except OSError:
-        return 0
-    if ended is None:
-        return 0
-    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    with contextlib.suppress(OSError):
+        if (ended := os.waitid(os.P_PIDFD, file, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    return 0
