@@ -132,8 +132,7 @@ def make_node_handler(
 ) -> Handler:
     """Return the real handler of a new node, not connected yet."""
     rng = random.Random(process.rng.random())
-    loop = NodeLoop(process.node_thread)
-    node = Node(settings, loop=loop, open_store=open_store, rng=rng, port=SimulatedPort())
+    node = Node(settings, loop=NodeLoop(process.node_thread), open_store=open_store, rng=rng, port=SimulatedPort())
     return kind(node, open_store=open_shared_store)
 
 
@@ -188,11 +187,10 @@ class StoreHost:
     def start(self) -> None:
         """Start a process with the disk's data."""
         assert self.host is None, "one at a time"
-        world = self._world
         self.starts += 1
         self.store_id = f"store {self.starts if self.disk is None else 1}"
-        world.say("the store starts")
-        self.host = host = world.timeline.new_host(f"store.{self.starts}", rate=self._rate)
+        self._world.say("the store starts")
+        self.host = host = self._world.timeline.new_host(f"store.{self.starts}", rate=self._rate)
         host.call_soon(self._make_server, host)
 
     def _make_server(self, host: SimulatedLoop) -> None:
@@ -212,11 +210,10 @@ class StoreHost:
         """Kill the process; with `silently`, cut its machine's power."""
         if self.host is None:
             return
-        world = self._world
-        world.say(f"the store is killed{', and its machine with it' if silently else ''}")
+        self._world.say(f"the store is killed{', and its machine with it' if silently else ''}")
         self.host.die()
         self.host = self.server = None
-        world.network.end_process(STORE, silently=silently)
+        self._world.network.end_process(STORE, silently=silently)
         self._close_listener()
         if self.disk is not None:
             self.disk.crash_journal()

@@ -104,8 +104,7 @@ class ClusterNode:
     @property
     def is_idle(self) -> bool:
         """True if its process has no unfinished task."""
-        loops = (self.process.host, *self.process.threads.values())
-        return not any(loop.unfinished() for loop in loops)
+        return not any(loop.unfinished() for loop in (self.process.host, *self.process.threads.values()))
 
     @property
     def connection_names(self) -> tuple[str, str]:

@@ -129,11 +129,8 @@ class SimulatedTime:
             host.close_coroutines()
 
     def _run_random_host(self) -> None:
-        runnable = self.runnable
-        index = self.rng.randrange(len(runnable)) if len(runnable) > 1 else 0
-        host = runnable[index]
-        del runnable[index]
-        host.run_turn()
+        count = len(self.runnable)
+        self.runnable.pop(self.rng.randrange(count) if count > 1 else 0).run_turn()
 
 
 @contextlib.contextmanager
