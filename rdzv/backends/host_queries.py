@@ -96,7 +96,6 @@ class Host:
     async def _ask_address(
         self, resolved: Resolved, tls: ssl.SSLContext | None, own: str, word: LostHostClaim | None
     ) -> HostReply:
-        """Connect to one address, and read the first message."""
         address, sock, writer = resolved[4], None, None
         try:
             try:

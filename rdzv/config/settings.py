@@ -287,8 +287,7 @@ _IN_THE_ENVIRONMENT: Final[Mapping[str, str]] = {
     if Source.ENVIRONMENT in parameter.sources
 }
 
-# Kubernetes sets RDZV_HTTP_PORT=tcp://10.96.0.7:29401 in every pod if a Service is called rdzv-http, so
-# variables with such a value are not read as parameters.
+# Not a parameter: in every pod Kubernetes sets RDZV_HTTP_PORT=tcp://10.96.0.7:29401 for a Service called rdzv-http.
 _LINK: Final = re.compile(r"(tcp|udp|sctp)://[^/?]+:[0-9]+$")
 
 _RIVALS_OF: Final[Mapping[str, tuple[str, ...]]] = dict.fromkeys(("ca", "cert", "key"), ("tls",)) | {

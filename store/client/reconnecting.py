@@ -180,8 +180,7 @@ class Connection(asyncio.Protocol):
         now = self._loop.time()
         late, self._timer = now - self._look_due, None
         buffered = 0 if self.transport is None else self.transport.get_write_buffer_size()
-        owner = self._owner
-        line = SocketState(*unacknowledged(self._socket, buffered), owner.connected, bool(owner.watches))
+        line = SocketState(*unacknowledged(self._socket, buffered), self._owner.connected, bool(self._owner.watches))
         say, until = self.health.next_action(now, line, late=late)
         if say is HealthAction.PING:
             self._owner.send_ping()
@@ -318,8 +317,7 @@ class ReconnectingClient(interface.Store):
                 welcomed, successor = await self._run_connection(link)
                 if welcomed:
                     self._attempt, self._away_since = 0, self.time()
-                # Reconnect at once after a loss, or the server counts this process as dead (R20). Pause if the server
-                # said goodbye, or closed the connection soon after its welcome.
+                # Reconnect at once after a loss, or the server counts this process as dead (R20).
                 at_once = welcomed and not link.farewell and self._away_since - began >= LASTED
                 if successor is None and not at_once and self._failed is None:
                     await self._pause_before_retry()

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 AT_ONCE = 0.05  # seconds in which deaths count as simultaneous
-# A failed machine kills few processes with leases. If eight seem to die at once, the network has failed, or a job has
-# ended, so `gone_ttl` is ignored.
+# A failed machine kills few processes with leases. If so many seem to die at once, the network failed, or a job ended.
 MANY = 8
 
 

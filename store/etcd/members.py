@@ -239,8 +239,7 @@ class Members:
                 self.login.forget_rejected_token(failure, token, tokens)
                 failures += 1
                 told = told if failure.silent else str(failure)
-                # A silent member that answers other requests is only busy: leave it at the second failure, and
-                # only if there is another member.
+                # A silent member that answers other requests is only busy.
                 patient = failures == 1 or self.choice.is_single
                 if not (failure.silent and patient and connection.heard_at > asked_at):
                     await self.drop_failed_connection(connection, failure)
@@ -357,7 +356,6 @@ class Members:
             self.choice.note_problem(connection.place, failure)
 
     async def _close_when_answered(self, reason: Failure) -> None:
-        """Close the connection once its pending requests are answered."""
         connection, self._current = self._current, None
         self._balance_at = math.inf
         if connection is not None:

@@ -73,7 +73,6 @@ class PendingCommits:
         number = self.appended if isinstance(response, Failed) else self._last_step_in_reply(request)
         if isinstance(response, Listing | Counted | Pong):
             # Lower the reply's revision to the one after step `number`: no key in the reply has changed since.
-            # A listing of an earlier revision is left unchanged.
             on_disk_by_then = self.revision if number <= self.durable else self._steps[number][1]
             if response.revision > on_disk_by_then:
                 response = response.replace(revision=on_disk_by_then)
