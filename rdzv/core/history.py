@@ -316,8 +316,7 @@ class HistoryWriter:
                 of_them = len(ids) + (0 if reason else more - len(fresh))
                 news.append(Incident(kind=kind, after=after, count=of_them, node_ids=tuple(ids), reason=reason, at=at))
         if closed is not None and not any(one.kind == "closed" for one in told):
-            by = f"by {closed.by}" if closed.by else ""
-            reason = ": ".join(filter(None, (by, closed.reason)))
+            reason = ": ".join(filter(None, (closed.by and f"by {closed.by}", closed.reason)))
             news.append(Incident(kind="closed", after=after, reason=reason, at=at))
         if progress.given_up and not any(one.kind == GIVEN_UP for one in told):
             news.append(Incident(kind=GIVEN_UP, after=after, reason=progress.given_up.partition(": ")[2], at=at))

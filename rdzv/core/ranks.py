@@ -180,5 +180,4 @@ def describe_domain_counts(records: Iterable[NodeRecord], *, attribute: str) -> 
     """Return the number of nodes per value of an attribute: "1 in r1, 2 in r2, 1 without it"."""
     counts = Counter(record.attributes.get(attribute) for record in records)
     named = [f"{count} in {domain}" for domain, count in sorted(counts.items(), key=str) if domain is not None]
-    shown = [*named[:DOMAINS_NAMED_MOST], *([f"{counts[None]} without it"] if None in counts else [])]
-    return ", ".join(shown)
+    return ", ".join([*named[:DOMAINS_NAMED_MOST], *([f"{counts[None]} without it"] if None in counts else [])])

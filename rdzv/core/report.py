@@ -348,8 +348,7 @@ def run_cost(run_id: str, history: History, *, now: float | None = None, waited:
     total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
     if other := history.past.losses - reasons.total():
         reasons["other"] = other
-    lengths = round_lengths(history.chapters, now)
-    for chapter, length in zip(history.chapters, lengths, strict=True):
+    for chapter, length in zip(history.chapters, round_lengths(history.chapters, now), strict=True):
         if chapter is history.chapters[-1] and waited is not None and find_closing_incident(chapter) is None:
             chapter = chapter.replace(short=max(chapter.short, waited))  # noqa: PLW2901
         total += time_spent(chapter, length)

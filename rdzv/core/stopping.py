@@ -147,9 +147,7 @@ class StopNegotiation:
         answers = {who: begun.step for who, begun in tuple(self._answers.items()) if begun.round == round}
         if not self.has_read_all or any(node_id not in answers for node_id in members):
             return None
-        step = agreed_stop_step(answers)
-        if closing and (None in answers.values() or some_have_gone):
-            step = None
+        step = None if closing and (None in answers.values() or some_have_gone) else agreed_stop_step(answers)
         why, for_newcomers = (why, False) if better else (standing.why, standing.for_newcomers)
         return RoundStop(round=round, decided=True, step=step, why=why, for_newcomers=for_newcomers), seen
 

@@ -120,9 +120,8 @@ class _HttpConnection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def abort(self) -> None:
-        transport = self._transport
-        if isinstance(transport, asyncio.Transport):
-            transport.abort()
+        if isinstance(self._transport, asyncio.Transport):
+            self._transport.abort()
 
 
 @contextlib.asynccontextmanager

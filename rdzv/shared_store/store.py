@@ -235,15 +235,14 @@ class SharedStore(_SharedStoreBase[RequestClient], Operations):
             scope.cancel()
 
     async def _send_request(self, request: Request[Any], left: float) -> Response:
-        under_way = self._under_way
         with anyio.CancelScope() as scope:
-            under_way[scope] = waits(request) and self._company.lost is not None
+            self._under_way[scope] = waits(request) and self._company.lost is not None
             try:
                 with self._reported_as_wait(request):
                     response: Response = await self._client.call(request, timeout=left)
                 return response
             finally:
-                del under_way[scope]
+                del self._under_way[scope]
         raise WaitEndedError("members were lost")  # `_translate_error` replaces this error if this node was dropped
 
 

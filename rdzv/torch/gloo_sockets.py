@@ -76,6 +76,5 @@ def _parse_sockaddr(storage: bytes) -> Address | None:
 
 def _socket_address(number: int, end: str) -> Address | None:
     storage = ctypes.create_string_buffer(STORAGE_BYTES)
-    length = ctypes.c_uint(STORAGE_BYTES)
-    failed = getattr(_libc, end)(number, storage, ctypes.byref(length))
+    failed = getattr(_libc, end)(number, storage, ctypes.byref(ctypes.c_uint(STORAGE_BYTES)))
     return None if failed else _parse_sockaddr(storage.raw)

@@ -153,8 +153,7 @@ def _optimizer_parameters(optimizer: Any) -> list[torch.Tensor]:
 
 def _calls_closure_first(optimizer: Any) -> bool:
     """Return True for PyTorch's optimizers except LBFGS: they call a closure first, and use no collectives."""
-    own = type(optimizer).__module__.startswith("torch.optim.")
-    return own and not isinstance(optimizer, torch.optim.LBFGS)
+    return type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, torch.optim.LBFGS)
 
 
 def _version(buffer: torch.Tensor) -> int | None:

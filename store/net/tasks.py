@@ -118,8 +118,7 @@ class RepeatedCancel:
     @property
     def was_only_cause(self) -> bool:
         """True if this object, and nothing else, has cancelled the current task."""
-        is_here = self._task is asyncio.current_task()
-        return self._count > 0 and is_here and self._task.cancelling() <= self._before
+        return self._count > 0 and self._task is asyncio.current_task() and self._task.cancelling() <= self._before
 
     def _is_shielded(self) -> bool:
         scope = _innermost_scope(self._task)

@@ -323,8 +323,7 @@ class _Launcher:
             then = "this node leaves, and does not come again" if leaves else "meeting again"
             why = f"{how} because others have gone" if how else monitor.ending.reason
             log.warning("%s: %s; %s", where, why, then)  # log this before the next requests, as the store may be lost
-        failed = is_ours or monitor.has_failed
-        ended = {"restart": is_ours, "failed": failed, "achieved": achieved}
+        ended = {"restart": is_ours, "failed": is_ours or monitor.has_failed, "achieved": achieved}
         await self._update_restart_counts(handler, lambda was: was.after(info.round, **ended))
         if not is_ours:
             return self._job.exit_status_for(NodeRemedy.REPLACE, 0) if leaves else None

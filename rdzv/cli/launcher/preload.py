@@ -172,8 +172,7 @@ class PreloadServer:
         self, environment: Mapping[str, str], *, control: int, streams: tuple[int, int, int], files: int
     ) -> ForkedWorker | None:
         """Fork a worker with three streams, whose guard reads signals from `control`; return None on failure."""
-        wanted = {**asdict(self._command), "env": dict(environment), "files": files}
-        request = json.dumps(wanted).encode()
+        request = json.dumps({**asdict(self._command), "env": dict(environment), "files": files}).encode()
         reading, writing = os.pipe()
         with contextlib.ExitStack() as failed:
             failed.callback(os.close, reading)  # a guard that starts too late ends: its report fails

@@ -68,8 +68,7 @@ def slurm_url(word: str, environment: Mapping[str, str]) -> str:
     if endpoint:
         return f"{endpoint}/{run_id}?{query}"
     encrypted = any(name in given or f"RDZV_{name.upper()}" in environment for name in ("ca", "cert"))
-    scheme = "tcps" if encrypted else "tcp"
-    url = f"{scheme}://{nodes[0]}:{PORT_FIRST + int(job) % PORTS}/{run_id}?{query}"
+    url = f"{'tcps' if encrypted else 'tcp'}://{nodes[0]}:{PORT_FIRST + int(job) % PORTS}/{run_id}?{query}"
     if len(nodes) > 1:
         _refuse_open_store(url, environment)
     return url

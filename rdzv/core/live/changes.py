@@ -15,10 +15,7 @@ if TYPE_CHECKING:
     from rdzv.core.report import Account
 
 AGES: Final = frozenset(
-    (
-        *("waited", "phase_for", "last_call_left"),
-        *("step_age", "report_age", "seconds_ago", "how", "seconds_left", "ends_in"),
-    )
+    ("waited", "phase_for", "last_call_left", "step_age", "report_age", "seconds_ago", "how", "seconds_left", "ends_in")
 )
 """The fields that change with time alone; for each, the report also has a stable field, mostly a time of day."""
 
@@ -62,8 +59,7 @@ def report_for_page(plain: dict[str, Any]) -> dict[str, Any]:
 
 LARGE: Final = ("members", "last_members", "since", "addresses")
 MEMBER_TOLD: Final = (
-    *("node_id", "rank", "address", "attributes", "state", "step", "step_at", "step_rate", "busy"),
-    "waits_for",
+    *("node_id", "rank", "address", "attributes", "state", "step", "step_at", "step_rate", "busy", "waits_for"),
 )
 
 

@@ -40,9 +40,8 @@ COST_AFTER: Final = 1.0  # seconds from a round that lacks earlier members until
 class _LogFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%m%d %H:%M:%S", time.localtime(record.created))
-        milliseconds = int(record.msecs)
         room = record.name.partition(".")[0]
-        text = f"{record.levelname[0]}{stamp}.{milliseconds:03d} {record.process} {room}] {record.getMessage()}"
+        text = f"{record.levelname[0]}{stamp}.{int(record.msecs):03d} {record.process} {room}] {record.getMessage()}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
