@@ -103,7 +103,7 @@ ONE_TWIN_ONLY = {
     "Client": (
         "aclose close interrupt connected durable lease_ttl_max "  # a blocking client connects at its first call
         "abandon_request start_request send_ping is_pending cap_retry_pauses send_and_forget check_usable "
-        "socket_addresses fail fail_over failure last_problem set_writable has_met_store on_connection_change "
+        "socket_addresses fail fail_over last_problem set_writable has_met_store on_connection_change "
         "handle_bytes observed_address server notify_connection_change tells_causes end_waits"
     ),
     "Watch": "close",  # from another thread; the awaited twin's task is cancelled

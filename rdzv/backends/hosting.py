@@ -149,7 +149,7 @@ class HostedStore:
                 return
 
     async def _wait_until_alone(self, seconds: float) -> bool:
-        """Wait for the last client to leave; return False on a timeout. A cancelled wait occupies a thread briefly."""
+        """Wait for the last client to leave; return False on a timeout."""
         wait, until = self.server.end_when_alone.wait_until_alone, anyio.current_time() + seconds
         while True:
             left = max(until - anyio.current_time(), 0.0)

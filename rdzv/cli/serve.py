@@ -245,7 +245,7 @@ def _settings_of_options(url: str, options: argparse.Namespace, **given: Any) ->
 
 
 def _reload_credentials(credentials: Credentials, tls: ssl.SSLContext | None) -> None:
-    """Reload token, certificate, key and authorities; if one of them is invalid, keep the present ones."""
+    """Reload the credentials; if one is invalid, keep the present ones."""
     if tls is None and credentials.renew is None:
         _print_notice("there is no certificate to read again, and no file with a token")
         return

@@ -13,6 +13,8 @@ from rdzv.core.state import MOVES as MOVES
 from rdzv.core.state import leaving_in_words as leaving_in_words
 from rdzv.core.stuck.tally import RunCounts as RunCounts
 from rdzv.errors import STATUS_MAX as STATUS_MAX
+from rdzv.errors import mark_run as mark_run
+from rdzv.shared_store.arguments import iterable_as_tuple as iterable_as_tuple
 from rdzv.shared_store.store import BlockingSharedStore as BlockingSharedStore
 from store.limits import is_loopback as is_loopback
 from store.net.tasks import cancel_and_wait as cancel_and_wait

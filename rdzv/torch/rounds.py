@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 
 import rdzv.sync
-from rdzv import RendezvousStateError
+from rdzv import RendezvousStateError, RoundChanged
 from rdzv.config.config_errors import brief, refuse
-from rdzv.errors import RoundChanged, mark_run
-from rdzv.loop import MemberPhase, blocking
+from rdzv.loop import MemberPhase, blocking, mark_run
 from rdzv.loop import rounds as awaited
 from rdzv.loop.member import LoopOptions, MemberOfRound
 from rdzv.torch.group import RoundGroup, refuse_existing_group

@@ -88,7 +88,7 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _fill_in(value: Any, source: int, rank: int, tensors: list[torch.Tensor], received: dict[int, torch.Tensor]) -> Any:
-    """Return the structure with a tensor for each `_TensorSlot`; all members walk the structure in the same order."""
+    """Return the structure with a tensor for each `_TensorSlot`."""
     if isinstance(value, _TensorSlot):
         if value.sharded:
             raise ValueError(f"the optimizer's state {SHARDED}")

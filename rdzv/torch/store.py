@@ -16,9 +16,8 @@ from urllib.parse import quote
 import rdzv as ours
 from rdzv.config.config_errors import brief
 from rdzv.config.endpoint import split_url
-from rdzv.loop import BlockingSharedStore, Keys
+from rdzv.loop import BlockingSharedStore, Keys, iterable_as_tuple
 from rdzv.loop.rounds import make_handler
-from rdzv.shared_store.arguments import iterable_as_tuple
 from rdzv.torch.pytorch import QueueEmptyError, dist, patch_prefix_store
 from store import StoreError, StoreUsageError
 

@@ -97,7 +97,7 @@ _served: Final = weakref.WeakSet[WorkersStore]()
 
 
 def _close_in_child() -> None:
-    """Close the copies of listening sockets in a forked child, so that they do not keep the ports bound."""
+    """Close a forked child's copies of listening sockets, which would keep the ports bound."""
     for store in list(_served):
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, store.file, inheritable=False)

@@ -131,10 +131,10 @@ def write_group(database: sqlite3.Connection, group: Sequence[ChangeSet], *, num
 
 
 def _row_batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the placeholders and the fields of several rows at a time; the number of rows is a power of two.
+    """Yield the placeholders and the fields of several rows, a power of two: few statements differ, and are cached.
 
-    Powers of two make few different statements, which are cached. A statement has many rows, since Python's sqlite3
-    releases the GIL at each statement, and a busy event loop may then hold it for milliseconds.
+    A statement has many rows, since Python's sqlite3 releases the GIL at each statement, and a busy event loop may then
+    hold it for milliseconds.
     """
     rows, at = list(rows), 0
     while at < len(rows):

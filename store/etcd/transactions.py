@@ -156,7 +156,7 @@ def as_write(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
 
 
 def _check_operations(operations: Sequence[Operation]) -> None:
-    """Raise the same errors for invalid operations as the built-in server."""
+    """Raise the built-in server's errors for invalid operations."""
     written = set()
     for operation in operations:
         if isinstance(operation, Get):
