@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 AT_ONCE = 0.05  # seconds in which deaths count as simultaneous
-# A failed machine kills few processes with leases. If so many seem to die at once, the network failed, or a job ended.
+# A failed machine kills few processes with leases. If so many seem to die at once, the network failed: `gone_ttl` is
+# ignored.
 MANY = 8
 
 
