@@ -109,7 +109,8 @@ def _parse_host_and_port(text: str, default_port: int) -> tuple[str, int]:
             mapped = ipaddress.IPv6Address(host).ipv4_mapped
             host, is_host = str(mapped or host), True  # as IPv4: an IPv6-only socket rejects IPv4-mapped addresses
         else:
-            host.encode("idna")
+            if not host.isascii():
+                host.encode("idna")
             is_host = re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host) is not None  # DNS names, roughly, and IPv4
     if not match or not is_host:
         refuse(
