@@ -150,7 +150,7 @@ class RoundMonitor:
                     return Ending(kind=EndKind.LEFT, reason=f"left: {describe_gone_nodes(left)}", node_ids=ids)
                 case Closed(reason=reason, given_up=given_up) if given_up or stops_nowhere:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
-        if gate.decided and gate.stop is None and not self._lets_these_wait:
+        if gate.decided and gate.stop is None and not self._ignores_stop:
             # No step was agreed on, so all leave at once. Either no member has begun a step, or the run is closed, and
             # a member has finished or gone, for which others may wait in their step.
             return Ending(kind=EndKind.AGREED if stops_nowhere else EndKind.CLOSED, reason=gate.why)
@@ -162,12 +162,12 @@ class RoundMonitor:
         if self.phase is MemberPhase.AT_WORK and progress.live < round.size and round.in_steps and not gate.decided:
             # A member has rejoined without an agreed stop: its step failed, and others may wait for it in that step.
             return Ending(kind=EndKind.LEFT, reason="left: a member meets again, and all had not agreed to")
-        if gate.decided and gate.begun is None and progress.live < round.size and not self._lets_these_wait:
+        if gate.decided and gate.begun is None and progress.live < round.size and not self._ignores_stop:
             return Ending(kind=EndKind.AGREED, reason=gate.why)  # this member calls no `check`, and others have left
         return None
 
     @property
-    def _lets_these_wait(self) -> bool:
+    def _ignores_stop(self) -> bool:
         return self.membership.gate.for_newcomers and self.lets_newcomers_wait
 
     def _have_others_rejoined(self) -> bool:
